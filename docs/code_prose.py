@@ -44,8 +44,12 @@ BLOCK = re.compile(
 END = re.compile(r"(?<=[.:?!])[)\"'”*_]*\s+|\n\s*\n|\n\s*(?:[-*]|\d+\.|:) |\n(?=\s*[*\w]+: |\|)")
 
 
-def texts(source: str) -> Iterator[tuple[int, str]]:
-    """Yields the first line and the text of each docstring, of comments on neighbouring lines, and of each message."""
+def texts(source: str, literals: bool = True) -> Iterator[tuple[int, str]]:
+    """Yields the first line and the text of each docstring, of comments on neighbouring lines, and of each message.
+
+    Without ``literals``, the messages of assertions are the only strings: others in a test are data, such as code or
+    the expected text of an error.
+    """
     tree, documented = ast.parse(source), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -59,7 +63,8 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
                 block = []
             (row, column), block = token.start, [*block, token.string.lstrip("# ")]
     yield row - len(block) + 1, "\n".join(block)
-    for line, text in messages(tree, documented):
+    roots = [tree] if literals else [n.msg for n in ast.walk(tree) if isinstance(n, ast.Assert) and n.msg]
+    for line, text in (message for root in roots for message in messages(root, documented)):
         if len(text.split()) >= 5 and not is_program(text):
             yield line, text
 
@@ -106,9 +111,9 @@ def by_sentences(text: str, rules: Mapping[str, str] = RULES) -> Iterator[tuple[
         yield text.count("\n", 0, at), " ".join(words.split()), plain
 
 
-def by_rules(path: str, source: str) -> Iterator[str]:
-    """Yields the findings in the text of a file."""
-    for first, text in texts(source):
+def by_rules(path: str, source: str, literals: bool = True) -> Iterator[str]:
+    """Yields the findings in the text of a file, with or without its string literals."""
+    for first, text in texts(source, literals):
         text = BLOCK.sub(lambda code: "\n" * code[0].count("\n"), text)
         text = SPAN.sub(lambda code: "code" + "\n" * code[0].count("\n"), text)
         for line, words, plain in by_sentences(text, RULES | HABITS):
@@ -117,6 +122,6 @@ def by_rules(path: str, source: str) -> Iterator[str]:
 
 def find() -> Iterator[str]:
     """Yields all findings."""
-    for package in ("subclasses", "desugar", "docs", "bench", "examples", "typing_tests"):
+    for package in ("subclasses", "desugar", "docs", "bench", "examples", "typing_tests", "tests"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            yield from by_rules(path.relative_to(ROOT).as_posix(), path.read_text())
+            yield from by_rules(path.relative_to(ROOT).as_posix(), path.read_text(), package != "tests")

@@ -2,7 +2,7 @@
 
 Fences, tables, headings and comments are left out, and a code span is one word. Prints ``page:line: what to write`` for
 each finding; the exit status is 1 if there is one. :mod:`docs.code_prose` has the rules for sentences, and reads the
-docstrings, comments and messages of the packages, benchmarks and examples.
+docstrings, comments and messages of the packages, benchmarks, examples and tests.
 """
 
 from __future__ import annotations

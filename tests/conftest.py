@@ -1,4 +1,4 @@
-"""What every test gets: one seed, a fresh Dynamo, one thread, and no GPU test without a GPU."""
+"""The setup of every test: one seed, a fresh Dynamo, one thread; tests of a GPU are skipped without one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torch
 # Dynamo collects garbage after each compilation: all objects of a worker, for the few that a test makes.
 os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 
-# Every test traces anew; those of the store switch it on.
+# Every test traces anew; the tests of the store switch it on.
 os.environ.setdefault("DESUGAR_STORE", "0")
 
 import pytest
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Takes the tests and what they imported, millions of objects, out of what each collection of garbage looks at."""
+    """Freezes the tests and their imports, so that the garbage collector does not scan these millions of objects."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)  # a compilation makes as many objects in a moment, and most of them stay

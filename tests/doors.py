@@ -23,7 +23,7 @@ def by_stock(fn: Any, **options: Any) -> Any:
 
 
 def by_desugar(fn: Any, **options: Any) -> Any:
-    """The front door, its graphs run as they are."""
+    """`desugar.compile`, with graphs that run as they are."""
     return desugar.compile(fn, backend="eager", **options)
 
 

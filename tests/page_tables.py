@@ -1,4 +1,4 @@
-"""Tables of outcomes in pages of the docs: what came of each case, with numbered notes of what errors said."""
+"""Tables of outcomes in pages of the docs: the outcome of each case, with numbered notes of error messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from docs.wrap import wrap
 
 END = "<!-- end -->"
-LONGEST = 160  # of what an error said
+LONGEST = 160  # characters of an error message
 
 Notes = dict[str, int]
 
@@ -51,7 +51,7 @@ class PageTable:
         return text[text.index(self.begin) : text.index(END) + len(END)]
 
     def cells(self) -> dict[str, dict[str, str]]:
-        """What the page shows for each `section: case`, by column."""
+        """The cells that the page shows for each `section: case`, by column."""
         rows = re.findall(r"^\| (.+) \|$", self.read(self.page.read_text()), re.MULTILINE)
         found, section = {}, ""
         for name, *cells in (row.split(" | ") for row in rows):

@@ -48,7 +48,7 @@ def release(version):
 
 
 def dry_run(folder, *variables):
-    """Returns what `make test` would run, without the variables of a `make` that runs this test."""
+    """Returns the commands of `make test`, without the variables of a `make` that runs this test."""
     env = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/")}
     return subprocess.run(
         ["make", "-n", "test", *variables], cwd=folder, env=env, capture_output=True, text=True
@@ -73,7 +73,7 @@ def minors():
 DOCUMENTED = re.search(r"runs the tests on\s(.*?)\. At night", PAGE, re.DOTALL)[1]
 OLDEST = re.findall(r"torch>=([^\s'\"]+)", str(PROJECT["dependencies"]))
 
-# What is read of the workflows and the project, and what it is.
+# A value that is read from the workflows or the project, and the expected value.
 test_the_workflows = giving(
     {
         "targets of the script": (lambda: SCRIPT, {"lint", "docs", "test"}),

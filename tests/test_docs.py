@@ -42,8 +42,8 @@ def test_page_prints_what_it_shows(page, tmp_path):
         )
 
 
-# A library that the page's own test lacks, a word of the one block that needs it, one of the last block, and the
-# blocks' part of the page.
+# A library that the page's own test lacks, and a word of the one block that needs it. Then a word of the last block,
+# and the part of the page that has the blocks.
 BLOCKS = {
     "migration.md": (
         "torchao.quantization",
@@ -118,7 +118,7 @@ def variables():
     return {*re.findall(r'"(DESUGAR_\w+)"', sources)}
 
 
-# What is read of the reference, and what it is.
+# A value that is read from the reference, and the expected value.
 test_the_reference = giving(
     {
         **{f"docstrings of {m}": (lambda m=m: undocumented(m), []) for m in (*MODULES, *WHOLE_MODULES)},
@@ -224,7 +224,7 @@ def test_the_picture_has_a_pair_of_bars_for_each_drawn_gain():
 
 
 def test_prose_names_no_time():
-    """A time stands in a file that a command writes, which pages include."""
+    """Times are in files that a command writes, which pages include."""
     pattern = re.compile(r"(?<![\w.])\d[\d,.]* ?(?:µs|ms|MiB/s|GB/s|tokens/s|times (?:faster|slower))(?!\w)")
     assert pattern.search("some 10 µs, 3.5 times faster")
     pages = {page.name: page.read_text().splitlines() for page in PAGES}
@@ -359,7 +359,7 @@ def test_proselint_reads_prose_alone():
     assert found.startswith("docs/page.md:5:") and "for ever" in found
 
 
-# ---- what a type checker says ---------------------------------------------------------------------------------
+# ---- type checker ---------------------------------------------------------------------------------------------
 
 
 def test_pyright_accepts_the_code_of_the_first_pages(tmp_path):
@@ -380,7 +380,7 @@ def test_pyright_accepts_the_code_of_the_first_pages(tmp_path):
     assert len(shown) == 1, "the library was not found, or its types were not read"
 
 
-# ---- what a shell is shown ------------------------------------------------------------------------------------
+# ---- shell blocks ---------------------------------------------------------------------------------------------
 
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -1,8 +1,8 @@
-"""Every error class, each with its messages: where it is, what was expected, what came, what to do instead.
+"""Every error class, each with its messages: the place, the expected and the found value, and a way out.
 
-A row is something that a user writes by mistake, the code of an error of `subclasses`, and the words that the message
-has to hold: the name of what is wrong, what was expected or found, and a way out. Errors of the pass also name a line
-of this file: the one that is marked.
+A row has a user's mistake, the code of an error of `subclasses`, and the words that the message has to hold. These name
+the wrong value, the expected or the found value, and a way out. Errors of the pass also name the marked line of this
+file.
 """
 
 import ast
@@ -87,7 +87,7 @@ def pair(grad=False):
 
 
 def made(name, annotations=None, base=TensorSubclass, **body):
-    """A class with an inner tensor `data_`, and what is given besides; class keywords are in `keywords`."""
+    """A class with an inner tensor `data_` and further members; class keywords are in `keywords`."""
     return declare(base, name=name, data_=inner(), annotations=annotations or {}, **body)
 
 
@@ -684,7 +684,7 @@ def test_functions(fn, args, words):
 
 
 def refusal(fn, *args):
-    """Gives a function to the pass without Dynamo, which breaks most of these graphs before it asks."""
+    """Calls the pass without Dynamo, which breaks most of these graphs before it calls a backend."""
     COUNTS.clear()
     KEPT.clear()
 
@@ -700,7 +700,7 @@ def refusal(fn, *args):
 
 # Refusals that need more than one call or another mode: the file whose tests meet each, and words of its tests.
 AGAIN = "this backward has to run the function again, "
-ELSEW__file__ = {
+ELSEWHERE = {
     "a result holds a view of an argument that is written to, in another memory order than the argument": (
         "tests/desugar/tracing/test_views.py",
         "in another memory order",
@@ -761,7 +761,7 @@ ELSEW__file__ = {
         "gradients are off",
     ),
 }
-# Those that no known function meets: what is tried first takes it, or says more.
+# Messages without a test: an earlier check accepts the call, or raises a more specific message.
 UNMET = {
     "backward() is called inside the function and would accumulate into .grad of its inputs",
     "without being a view of it",
@@ -788,10 +788,10 @@ def refusals():
 def test_every_refusal_of_the_pass_is_tried():
     said = [str(refusal(fn, *args)) for fn, args, _ in REFUSED]
     met = dict(refusals())
-    assert {*ELSEW__file__, *UNMET} <= {*met.values()}, "what is no longer said"
+    assert {*ELSEWHERE, *UNMET} <= {*met.values()}, "messages that no longer exist"
     for place, text in met.items():
-        if text in ELSEW__file__:
-            assert ELSEW__file__[text][1] in (ROOT / ELSEW__file__[text][0]).read_text(), text
+        if text in ELSEWHERE:
+            assert ELSEWHERE[text][1] in (ROOT / ELSEWHERE[text][0]).read_text(), text
         elif text not in UNMET:
             assert any(text in message for message in said), f"{place}: nothing here meets {text!r}"
 

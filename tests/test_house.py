@@ -1,4 +1,4 @@
-"""The rules of the house that no linter knows: one exec, private names in one place, small files."""
+"""The rules of the house without a linter: one exec, private names in one place, small files."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_tests_lie_as_their_modules_do():
     assert of_packages <= folders
 
 
-# ---- what is installed -------------------------------------------------------------------------------------
+# ---- installed packages ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

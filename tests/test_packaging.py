@@ -1,4 +1,4 @@
-"""What users install: the sdist, the wheel built from it, and fresh environments that have nothing else of ours."""
+"""The files that users install: the sdist, the wheel built from it, and fresh environments with nothing else."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ def run(*command, cwd, **environment):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """The sdist of a copy of this tree, and the wheel of what the sdist holds; or both from the folder `DIST`."""
+    """The sdist of a copy of this tree, and the wheel built from the sdist; or both from the folder `DIST`."""
     if made := os.environ.get("DIST"):
         return *Path(made).resolve().glob("*.tar.gz"), *Path(made).resolve().glob("*.whl")
     base = tmp_path_factory.mktemp("packaging")
@@ -61,7 +61,7 @@ def built(tmp_path_factory):
 
 
 def find_python(version):
-    """An interpreter: the one of this process, one on the path, or one of pyenv's; skips where there is none."""
+    """The interpreter of this process, of the path, or of pyenv; skips where there is none."""
     if version == sysconfig.get_python_version():
         return sys.executable
     found = (shutil.which(f"python{version}"), *Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
@@ -95,7 +95,7 @@ def find_requirements(python):
 
 @pytest.fixture(scope="module", params=PYTHONS)
 def installed(request, built, tmp_path_factory):
-    """Python of a new environment that has the wheel, and what it requires from elsewhere."""
+    """Python of a new environment that has the wheel, and its requirements from elsewhere."""
     outer = find_python(request.param)
     place = tmp_path_factory.mktemp("environment") / "venv"
     run(outer, "-m", "venv", "--without-pip", place, cwd=place.parent)
@@ -113,7 +113,7 @@ def expected_files():
     return found | ASSETS | {f"{name}/py.typed" for name in PACKAGES}
 
 
-# ---- what is in them ---------------------------------------------------------------------------------------
+# ---- contents of the packages ------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -136,7 +136,7 @@ def test_the_sdist_holds_what_a_build_needs(built):
     assert tops & {"tests", "bench", "examples", "docs"} == set()
 
 
-# ---- what is installed -------------------------------------------------------------------------------------
+# ---- installed packages ------------------------------------------------------------------------------------
 
 LOOK = """
 import importlib.metadata, json, pathlib
@@ -194,7 +194,7 @@ def test_the_first_page_works_in_a_fresh_environment(installed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_is_missing_is_installed_by_the_name_in_the_messages(installed, tmp_path):
-    """The extras of what is installed are found without an index that has it, so the messages are always true."""
+    """The extras of the installed package are found without an index that has it, so the messages are always true."""
     messages = (ROOT / "desugar" / "__main__.py").read_text()
     (wanted,) = re.findall(r"pip install '(.*?)'", messages)
     command = ("pip", "--python", installed, "install", "--dry-run", "--no-index", wanted)

@@ -26,7 +26,7 @@ def needs_triton(test: Any) -> Any:
 
 
 def interpret(script: str) -> str:
-    """Returns what a script prints whose kernels Triton's interpreter runs, on the CPU."""
+    """Returns the output of a script whose kernels Triton's interpreter runs, on the CPU."""
     environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def compile_for_hopper(
 
     Args:
         kernel: The kernel.
-        arguments: The type of each argument that is no constant, such as `*bf16`; all are multiples of 16.
+        arguments: The type of each argument that is not a constant, such as `*bf16`; all are multiples of 16.
         constants: The value of each constant.
         options: `num_warps` and `num_stages`.
     """

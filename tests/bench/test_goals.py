@@ -1,4 +1,4 @@
-"""The table of goals says what results say."""
+"""The table of goals reports the figures of saved results."""
 
 import pytest
 
@@ -215,7 +215,7 @@ def test_what_has_goals_is_measured():
     assert read - {"rows"} <= BY_NAME.keys()  # the first run had a stage of that name
 
 
-# ---- what a comparison with a saved run calls worse -----------------------------------------------------------------
+# ---- rows that a comparison with a saved run reports as worse -------------------------------------------------------
 
 MACHINE = {"cpu": "made up", "cores": 2}
 
@@ -230,8 +230,8 @@ def row_regressions(median, spread=1.0, name="declared", *, ratio=0.5, ours=True
         (row_regressions(3), row_regressions(0, spread=0), "better", False),  # a count that goes to none
         (row_regressions(100), row_regressions(100), "", False),
         (row_regressions(100), row_regressions(150), "worse", False),
-        (row_regressions(100, spread=60), row_regressions(150), "noise", False),  # within that of the old run
-        (row_regressions(100), row_regressions(150, spread=60), "noise", False),  # within that of the new one
+        (row_regressions(100, spread=60), row_regressions(150), "noise", False),  # within the old spread
+        (row_regressions(100), row_regressions(150, spread=60), "noise", False),  # within the new spread
         (row_regressions(100), row_regressions(60, spread=60), "noise", False),
         (
             row_regressions(100, spread=0.1),

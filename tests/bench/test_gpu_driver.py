@@ -17,7 +17,7 @@ from bench.gpu.table import BY_NAME, STAGES, Stage
 from tests.tables import giving
 
 ROOT = Path(__file__).parents[2]
-# What a fake stage does: `say` writes a line, `failed` tells whether an earlier attempt failed at a subject.
+# A fake stage: `say` writes a line, and `failed` is true if an earlier attempt failed at a subject.
 PRELUDE = """
 import json, os, pathlib, signal, subprocess, sys, time
 pipe, name, path = int(sys.argv[1]), sys.argv[2], pathlib.Path(sys.argv[3])
@@ -185,7 +185,7 @@ def test_on_a_gpu(tmp_path):
     assert (tmp_path / "gpu-basics.md").exists()
 
 
-# ---- what a device without a network gets ---------------------------------------------------------------------------
+# ---- wheels for a device without a network --------------------------------------------------------------------------
 
 
 @pytest.fixture

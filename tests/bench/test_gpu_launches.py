@@ -1,7 +1,7 @@
-"""The GPU benchmarks, run once on a device that is not there: everything up to the launch of each kernel.
+"""The GPU benchmarks run once without a device, up to the launch of each kernel.
 
-What cannot run without a device is replaced, and nothing else: clocks, CUDA graphs, the engine behind `backward`, and
-the conversion of a module's parameters, which PyTorch refuses for fake tensors.
+The tests replace only code that needs a device: clocks, CUDA graphs, the engine behind `backward`, and the conversion
+of a module's parameters, which PyTorch refuses for fake tensors.
 """
 
 import inspect
@@ -44,7 +44,8 @@ SMALL = {
     "calls": partial(calls.measure_calls, counts=(1,)),
     "events": partial(calls.measure_events, count=2),
 }
-# What takes no fake tensors, reads data to check itself, is no kernel of this installation, or does not exist yet.
+# Rows that are left out: they reject fake tensors, read data to check themselves, or need kernels that this
+# installation lacks.
 WITHOUT = (
     "fp8",  # its shapes ask the driver
     "torch.nested",
@@ -133,7 +134,7 @@ def without_a_device(monkeypatch, recorded):
         (padded, "count_graphs", lambda: len(recorded)),
         (model, "SMALL", SCALE),
         (model, "look_inside", lambda *args: None),
-        (calls, "_count_events", lambda *args: None),  # the profiler asks the driver
+        (calls, "_count_events", lambda *args: None),  # the profiler calls the driver
         (model, "uneven_lengths", lambda *args: lengths),
         (nn.Module, "to", convert),
         (torch.Tensor, "backward", backward),

@@ -23,7 +23,7 @@ from tests.tables import giving, raising
 
 ROOT = Path(__file__).parents[2]
 HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
-# What has no figure on a CPU, or does not exist yet; all else must have one.
+# Rows without a figure on a CPU, and rows that do not exist yet; all other rows must have a figure.
 MISSING = {
     "model": {model.NESTED},
     "training": {training.FLEX, training.NESTED},
@@ -60,7 +60,7 @@ def rehearse(name, **options):
 
 @pytest.fixture
 def no_advice():
-    """Silences what torch.nested logs about attention on a CPU, and what torchao warns about."""
+    """Silences the log lines of torch.nested about attention on a CPU, and the warnings of torchao."""
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
@@ -244,7 +244,7 @@ def loss_and_gradients(module, loss_of):
 
 
 def check_alike(found):
-    """Compares what came of all names with what came of the first."""
+    """Compares the results of each name with the results of the first name."""
     first, *others = found
     for name in others:
         torch.testing.assert_close(found[name], found[first], msg=lambda text, name=name: f"{name}: {text}")

@@ -16,7 +16,7 @@ from bench.report import save_rows
 
 @pytest.fixture
 def processes(monkeypatch):
-    """What would be run, instead of running it; each start takes as long as the environment says."""
+    """The processes that a benchmark starts; none runs, and each start takes as long as the environment sets."""
     made = []
 
     def run(command, *, env, **kwargs):
@@ -67,7 +67,7 @@ def test_each_start_imports_before_what_its_like_imported_in_the_first_turn(proc
 
 @pytest.mark.parametrize("store", ["on", "off", "both"])
 def test_rows(processes, store, monkeypatch):
-    monkeypatch.setenv(starts.SWITCHES[1], "0")  # what is set outside counts for no row
+    monkeypatch.setenv(starts.SWITCHES[1], "0")  # no row counts a variable that is set outside
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     case, ways = "x * 2, training", starts.ways_of(store)
     rows = starts.rows_of(starts.measure_starts(2, [case], ways), [case], ways)
@@ -134,7 +134,7 @@ def test_cases_and_what_is_checked(case, monkeypatch):
 
 
 def test_imports():
-    one_start._import_all(["no.module.of.this.name", "colorsys"])  # what is not there is left out
+    one_start._import_all(["no.module.of.this.name", "colorsys"])  # a missing module is left out
     assert "colorsys" in sys.modules
     code = (
         "import sys, bench.one_start; print([m for m in ('torch', 'desugar', 'numpy') if m in sys.modules])"

@@ -1,6 +1,7 @@
-"""The tensor subclasses that the tests of the pass use: three written by hand, six declared.
+"""The tensor subclasses for the tests of the pass: three written by hand, six declared.
 
-Each kind has one of each: a plain pair, one with constant metadata, one whose outer size is that of no inner.
+Both groups have a plain pair, a class with constant metadata, and a class whose outer size differs from its inner
+sizes.
 """
 
 from __future__ import annotations
@@ -314,5 +315,5 @@ def metadata(x: Any) -> Any:
 
 
 def targets(graph: torch.fx.GraphModule) -> list[Any]:
-    """What the nodes of a graph call."""
+    """The functions that a graph calls."""
     return [node.target for node in graph.graph.nodes if node.op == "call_function"]

@@ -1,4 +1,4 @@
-"""Eager as the judge: what a call did, in a form that can be compared."""
+"""Compares compiled calls with eager mode: records everything that a caller can see."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ STRICT_DOORS = {
     name: functools.partial(door, backend="eager", strict=True) for name, door in BACKEND_DOORS.items()
 }
 
-# ------------------------------------------------------------------------------------------- what a call did
+# -------------------------------------------------------------------------------------- the record of a call
 
 
 def leaves_of(value: Any) -> list[Any]:
@@ -123,7 +123,7 @@ def as_cotangents(x: Any) -> Any:
     return x.cotangent(**{n: as_cotangents(t) for n, t in inners.items() if is_differentiable(t)})
 
 
-def judge(  # noqa: PLR0913 - one option each for what a test varies
+def judge(  # noqa: PLR0913 - one option for each variation of a test
     fn: Callable[..., Any],
     make: Callable[[], tuple[Any, ...]],
     compiled: Any = None,
@@ -134,12 +134,12 @@ def judge(  # noqa: PLR0913 - one option each for what a test varies
     calls: int = 1,
     **tolerance: Any,
 ) -> Any:
-    """Calls `fn` and what it compiles to on equal arguments; compares all that a caller can see.
+    """Calls `fn` and its compiled function on equal arguments; compares all that a caller can see.
 
     Args:
         fn: The function.
         make: Makes the arguments; called once per side under the same seed.
-        compiled: What to compare with `fn`; by default `way(fn)`.
+        compiled: The function to compare with `fn`; by default `way(fn)`.
         missing: Numbers of the differentiable results that get no tangent.
         way: How to compile.
         around: A context manager for the calls, made anew for each.
@@ -201,11 +201,11 @@ def assert_programs(
     return compiled
 
 
-# ---- what the pass does not take: its error through each door, and what that leaves alone -----------------------
+# ---- graphs that the pass refuses: the error of each way to compile, and the unchanged state --------------------
 
 
 def strictly(fn):
-    """The front door, where nothing goes to AOTAutograd."""
+    """`desugar.compile`, which raises instead of passing a graph to AOTAutograd."""
     return by_pass(fn, strict=True)
 
 
@@ -214,7 +214,7 @@ BOTH_DOORS = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 
 
 def warned(caplog):
-    """What the pass has handed over, by its warnings."""
+    """The warnings about graphs that the pass has handed over."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -237,7 +237,7 @@ def snapshot(args):
 
 
 def assert_refused(fn, make_args, match, *, way=strictly, works=None):
-    """Every call raises and leaves its arguments and modes alone, and what is compiled still works on others."""
+    """Every call raises, and leaves arguments and modes alone; the compiled function still works on other arguments."""
     args = make_args()
     before, modes = snapshot(args), (torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack())
     compiled = way(fn)
@@ -254,7 +254,7 @@ def assert_refused(fn, make_args, match, *, way=strictly, works=None):
 
 
 def assert_handed_over(fn, make_args, match, caplog, **options):
-    """Refused by the strict door, right through both others, which warn of it."""
+    """With `strict`, the call raises; the other two ways are right, and warn."""
     with options.get("around", contextlib.nullcontext)():
         error = assert_refused(fn, make_args, match)
     assert not error.stock_is_wrong
@@ -267,7 +267,7 @@ def assert_handed_over(fn, make_args, match, caplog, **options):
 
 
 def assert_wrong_everywhere(fn, make_args, match):
-    """Refused by all three doors, and neither taken nor right in PyTorch's own compiler."""
+    """All three ways raise, and PyTorch's own compiler fails or is wrong."""
     for way in (by_pass, strictly):
         error = assert_refused(fn, make_args, match, way=way)
         assert error.stock_is_wrong
@@ -288,7 +288,7 @@ def unlooked_at(fn):
 
 @contextlib.contextmanager
 def switched(switch: Callable[[Any], Any], to: Any, back: Any) -> Iterator[None]:
-    """Calls a switch with one value for a while, and then with the one that it had."""
+    """Calls a switch with one value for a while, and then with its old value."""
     switch(to)
     try:
         yield

@@ -88,7 +88,7 @@ def test_a_copy_of_a_compiled_function(copied):
     other = copied(compiled)
     assert other.programs == [] and other._calls.backend.kwargs["options"] == {"backend": "eager"}
     judge(triple, lambda: (make(Pair, 3, grad=True),), other)
-    assert len(compiled.programs) == 1  # the copy has the same code, so it knows that program, too
+    assert len(compiled.programs) == 1  # the copy has the same code, so it shares that program
     assert pickled(quadruple) is quadruple
 
 
@@ -259,7 +259,7 @@ def test_a_thread_is_not_kept_waiting_by_a_call_that_is_compiled_already():
         torch.testing.assert_close(waiting.result(timeout=60), torch.full((2,), 2.0))
 
 
-# ---- what a program says of itself, and its generated code in a debugger --------------------------------------------
+# ---- the description of a program, and its generated code in a debugger ---------------------------------------------
 
 
 @pytest.mark.sweep(4)

@@ -1,4 +1,4 @@
-"""Recorded steps equal the steps themselves; a tape of ops on the CPU stands in for a CUDA graph."""
+"""Recorded steps equal the steps themselves; a tape of ops on the CPU replaces a CUDA graph."""
 
 import functools
 import gc

@@ -238,7 +238,7 @@ MASKED = {
 
 
 def capturing(way):
-    """With what Dynamo needs to take sizes and numbers that depend on data into a graph."""
+    """Sets the options by which Dynamo captures sizes and numbers that depend on data."""
     options = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
     return lambda fn: torch._dynamo.config.patch(options)(way(fn))
 

@@ -45,7 +45,7 @@ def helper(x):
     return x.expand(2, *x.shape).zero_()  # the inner line
 
 
-# A user's folder may have a library's name, and what is installed beside torch is somebody's.
+# A user's folder may have a library's name, and packages installed beside torch are not of this library.
 OTHERS = (
     __file__,
     pytest.__file__,

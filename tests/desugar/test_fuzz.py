@@ -1,8 +1,8 @@
 """Random programs: views, in-place ops, mixed plain and subclass values, shared inputs, several outputs.
 
-Each program is data: which arguments there are, which op comes next on which values, what is returned, which
-results get a gradient and what is written afterwards. Eager mode judges. A `DesugarError` is a clean refusal,
-which must leave the arguments alone.
+Each program is data: its arguments, the next op and its operands, the returned values, the results that get a gradient,
+and the writes that follow. Eager mode judges. A `DesugarError` is a clean refusal, which must leave the arguments
+alone.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def arguments_of(script: Script) -> list[Any]:
 def function_of(script: Script) -> Callable[..., Any]:
     """The program as a function; an op that shapes or classes do not allow is left out.
 
-    A trace's plain tensors are a subclass of `Tensor`, so it asks with `isinstance` for the wrapper's class.
+    A trace's plain tensors are a subclass of `Tensor`, so the function calls `isinstance` with the wrapper's class.
     """
 
     def run(*args: Any) -> Any:
@@ -177,10 +177,10 @@ def fits(small: torch.Size, large: torch.Size) -> bool:
 
 
 def play(fn: Callable[..., Any], script: Script, args: list[Any], write: bool | None = None) -> list[Any]:
-    """What a caller sees: the call, the arguments after it, gradients, a write to a result.
+    """Everything that a caller sees: the call, the arguments after it, gradients, a write to a result.
 
-    Eager mode, which plays first, decides whether there is a write: a plain view of an intermediate that nobody
-    holds is left alone.
+    Eager mode, which plays first, decides whether there is a write: a plain view of an intermediate that nobody holds
+    is left alone.
     """
     with torch.set_grad_enabled(script.grad_mode):
         results = list(fn(*args))
@@ -203,7 +203,7 @@ def play(fn: Callable[..., Any], script: Script, args: list[Any], write: bool | 
 
 
 def attempt(action: Callable[[], Any], length: int) -> Any:
-    """What an action gives, or the beginning of eager mode's error."""
+    """The result of an action, or the beginning of eager mode's error."""
     try:
         return action()
     except DesugarError:
@@ -238,7 +238,7 @@ def look(args: list[Any], results: list[Any]) -> Any:
 
 
 def check(script: Script, door: Callable[..., Any] = by_pass) -> str:
-    """Plays one script on both sides; says what came of it."""
+    """Plays one script on both sides, and returns the outcome."""
     torch.compiler.reset()  # all scripts run the same code, by which Dynamo keeps what it compiled
     known = num_ops()
     fn = function_of(script)
@@ -291,7 +291,7 @@ QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too
 
 
 EVERY_DOOR = pytest.mark.parametrize("door", [by_pass, by_torch])
-# The other door leads to the same pass; the slow tests play many programs through it.
+# `torch.compile` leads to the same pass; the slow tests play many programs through it.
 ONE_DOOR = pytest.mark.parametrize("door", [by_pass, pytest.param(by_torch, marks=pytest.mark.slow)])
 
 

@@ -1,4 +1,4 @@
-"""What a program depends on: modes, arguments, numbers, modules and closures; a call that differs compiles anew."""
+"""Programs depend on modes, arguments, numbers, modules and closures; a call that differs compiles anew."""
 
 import contextlib
 import copy
@@ -23,7 +23,7 @@ def product(x, y):
 
 
 def three(*rest):
-    """A pair of three numbers, and what comes after it."""
+    """Returns a function that makes the arguments: a pair of three numbers, and `rest`."""
     return lambda: (make(Pair, 3), *rest)
 
 
@@ -140,7 +140,7 @@ def test_a_wrapper_inside_of_two_others():
         lambda: (Nested(make(Pair, 3), flat), Nested(make(Pair, 3), flat)),
         lambda: (make(Nested, 3), pair),
     ]
-    assert_programs(lambda x, y: x * 2, calls, 1)  # what a function does not look at is not guarded
+    assert_programs(lambda x, y: x * 2, calls, 1)  # values that a function does not read have no guard
     assert_programs(lambda x, y: x * y, [lambda: (Nested(pair, flat), Nested(pair, flat))], 1)
 
 

@@ -1,12 +1,13 @@
-"""The hard cases: every one right where eager is right, or refused before anything is changed.
+"""The hard cases: every one is right where eager mode is right, or refused before anything is changed.
 
-Each case is a scenario that calls what `compile` makes of a function, and returns what a caller can see. It runs
-once in eager mode and once compiled, for a pair, a class with metadata, a class whose outer size is that of no inner
-tensor and a declared class, through `desugar.compile` and behind Dynamo. `EXPECTED` says what comes of those that are
-not the same as in eager mode, errors included:
+Each case is a scenario that calls a compiled function, and returns everything that a caller can see. It runs once in
+eager mode and once compiled, through `desugar.compile` and behind Dynamo. It runs for a pair, a class with metadata, a
+class whose outer size differs from its inner sizes, and a declared class. `EXPECTED` has the outcomes that differ from
+eager mode, errors included:
 
 - `refused`: a `DesugarError`, with the arguments untouched;
-- `dynamo`: Dynamo refuses before it asks a backend, or PyTorch's AOTAutograd does that takes over with a reason logged.
+- `dynamo`: Dynamo refuses before it calls a backend, or AOTAutograd refuses a graph that the pass handed over with a
+  logged reason.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def differentiated(x: Any, grad: Any) -> Scenario:
 
 
 def conditional(with_gradients: bool) -> Scenario:
-    """In eager mode `torch.cond` runs Dynamo, which does not take all such operands; `if` says what is right."""
+    """In eager mode `torch.cond` runs Dynamo, which does not take all such operands; `if` gives the expected result."""
     flag = torch.tensor(not with_gradients)
 
     def scenario(compile: Compile, cls: type) -> Any:
@@ -376,12 +377,12 @@ def c21_an_error_inside(compile, cls):
     return x, x._version, compiled(x, torch.ones(3))
 
 
-# ----------------------------------------------------------------------------------------- what comes of them
+# --------------------------------------------------------------------------------------------------- outcomes
 
 # PyTorch's higher-order ops fail on wrappers; declared classes take part in them.
 BY_HAND = {"pair": "dynamo", "metadata": "dynamo", "outer": "dynamo"}
 
-# By case, what comes of it by the pass and behind Dynamo, where it is not right; a dict where classes differ.
+# Maps a case to its outcomes by the pass and behind Dynamo, if one is not right; a dict where classes differ.
 EXPECTED: dict[str, tuple[Any, Any]] = {
     "c06_unsqueeze_": ("right", "dynamo"),
     "c06_t_of_a_plain_tensor": ("right", "dynamo"),
@@ -413,7 +414,7 @@ def test_hard_case(name, kind, way):
         outcome = "right"
     expected = EXPECTED.get(name, ("right", "right"))[list(WAYS).index(way)]
     expected = expected.get(kind, "right") if isinstance(expected, dict) else expected
-    assert outcome == expected, "the table is to say what comes of it"
+    assert outcome == expected, "the table must have this outcome"
 
 
 def test_every_expectation_is_of_a_case():

@@ -67,7 +67,7 @@ def gradients(result, leaves):
 
 
 def check(program, compiled, make_args, leaves=()):
-    """Results and gradients are those of a Python `if`, whichever branch runs."""
+    """Results and gradients equal a Python `if`, whichever branch runs."""
     for pred in (torch.tensor(True), torch.tensor(False)):
         args = make_args()
         want, got = program(python_cond, pred, *args), compiled(pred, *args)

@@ -1,7 +1,8 @@
-"""Idioms of Python around tensors behave as in eager mode, over several calls and through both doors.
+"""Idioms of Python around tensors behave as in eager mode over several calls, in both ways to compile.
 
-The idioms are in `idioms/`, grouped by what they change; `idioms/running.py` runs and compares them. `EXPECTED` names
-those that have another outcome because of how Dynamo captures a function; PyTorch's own backend has the same one.
+The idioms are in `idioms/`, grouped by the objects that they change; `idioms/running.py` runs and compares them.
+`EXPECTED` names idioms with another outcome because of how Dynamo captures a function; PyTorch's own backend has the
+same one.
 """
 
 import importlib
@@ -79,7 +80,7 @@ def test_table_names_existing_idioms():
     assert len(IDIOMS) >= 200, "idioms got lost"
 
 
-# --------------------------------------------------------------------- what is to differ from eager mode
+# ------------------------------------------------------------------ expected differences from eager mode
 
 
 @pytest.mark.parametrize("door", DOORS)

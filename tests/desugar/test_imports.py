@@ -1,4 +1,4 @@
-"""What `import desugar` imports, and that what it adds to Dynamo is there whenever Dynamo is imported."""
+"""The modules that `import desugar` imports; its additions to Dynamo exist whenever Dynamo is imported."""
 
 import subprocess
 import sys

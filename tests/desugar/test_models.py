@@ -103,7 +103,7 @@ BROKEN_BY_DYNAMO = {"lstm", "gru"}
 
 
 @pytest.mark.sweep(2)
-# The transformer compiles longest; its layers are those of "attention" and "norms".
+# The transformer compiles longest; "attention" and "norms" have the same layers.
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.slow if name == "transformer" else ()) for name in MODELS],

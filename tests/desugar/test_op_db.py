@@ -15,9 +15,9 @@ from subclasses.testing.op_infos import closing_samples
 from tests.desugar.classes import Pair, metadata, plain_parts
 from tests.desugar.judge import by_pass, leaves_of, random_like, tensors_of
 
-# ---- what is tried -------------------------------------------------------------------------------------------
+# ---- the ops -------------------------------------------------------------------------------------------------
 
-# What they hold is not defined.
+# Ops whose results have undefined values.
 UNDEFINED = frozenset("empty empty_like new_empty new_empty_strided empty_strided empty_permuted".split())
 # One of each kind, for the normal run: the others are slow tests.
 CHOSEN = frozenset(

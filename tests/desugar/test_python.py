@@ -62,7 +62,7 @@ def test_what_only_data_tells(name, grad, door):
 
 # ---- sizes ---------------------------------------------------------------------------------------------------
 
-# What takes ints and may take no symbols, and what shows a symbol as text.
+# Functions that take ints and may refuse symbols, and functions that show a symbol as text.
 OF_SIZES: dict[str, Callable[..., Any]] = {
     "text": lambda x: (x * 2, f"{x.shape[0]} rows"),
     "printed size": lambda x: str(x.shape),
@@ -150,7 +150,7 @@ def test_iterators_among_the_arguments_are_gone_through_once(door):
         assert list(iterator) == []
 
 
-# ---- what is kept from call to call --------------------------------------------------------------------------
+# ---- values that persist between calls -----------------------------------------------------------------------
 
 
 @pytest.mark.sweep(2)
@@ -181,7 +181,7 @@ def test_what_is_dropped_again(fn, grad, door):
 # ---- modules -------------------------------------------------------------------------------------------------
 
 
-# ---- what forward sets ---------------------------------------------------------------------------------------
+# ---- attributes that forward sets ----------------------------------------------------------------------------
 
 
 class Keeping(Held):

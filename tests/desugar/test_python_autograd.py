@@ -183,7 +183,7 @@ def test_gradients_that_are_no_arguments(door):
 @EVERY_DOOR
 @CLASSES
 def test_writes_to_what_inference_mode_has_made(cls, door):
-    """Refused outside of that mode, as in eager mode; a program for ordinary tensors is no program for these."""
+    """Refused outside of that mode, as in eager mode; a program for ordinary tensors does not serve these."""
     fn = lambda x: x.add_(1)  # noqa: E731
     inferred = torch.inference_mode()(lambda: (make(cls, 2, 3),))
     compiled = judge(fn, lambda: (make(cls, 2, 3),), way=door)

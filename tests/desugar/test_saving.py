@@ -1,4 +1,4 @@
-"""What is kept: bytes saved for the backward, at most eager's; and nothing at all of compiled functions dropped."""
+"""A forward saves at most as many bytes as in eager mode; a compiled function that is dropped leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_compiling_and_dropping_leaves_nothing(count):
 
 
 def kept() -> tuple[set[str], int]:
-    """Names in linecache that are no files, and how many graphs, nodes and tensors there are.
+    """The names in linecache without a file, and the number of graphs, nodes and tensors.
 
     Collects until nothing more goes: Dynamo's C++ records hold code that the collector does not see through.
     """

@@ -23,7 +23,7 @@ pytestmark = [
 
 PLACES = torch.tensor([[0, 1, 2], [1, 0, 2]])
 ROWS, COLUMNS = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
-KEEPS_GRADIENTS = torch.__version__ >= "2.14"  # of what a trace makes dense again
+KEEPS_GRADIENTS = torch.__version__ >= "2.14"  # of a value that a trace makes dense again
 
 
 def coo(values):
@@ -70,7 +70,7 @@ def dense(value):
 
 
 def seen(fn, args):
-    """What a call returns, and the gradients of a sum of it, layouts and all."""
+    """The results of a call and the gradients of their sum, with their layouts."""
     results = fn(*args)
     results = results if isinstance(results, tuple) else (results,)
     if results[-1].requires_grad:

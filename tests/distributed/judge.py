@@ -1,4 +1,4 @@
-"""Compares what a case gave on a rank with what it gave elsewhere."""
+"""Compares the results of a case on a rank with its results elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 @dataclass
 class Record:
-    """What a run gave."""
+    """The results of a run."""
 
     facts: list[Any] = field(default_factory=list)  # types, placements and sizes on this rank
     own: list[Any] = field(default_factory=list)  # the values on this rank
@@ -55,7 +55,7 @@ def _full_tensor(x: DTensor) -> Tensor:
 
 
 def _parts(x: Any) -> Iterator[tuple[Any, Any]]:
-    """A result from the outside in: what is known of each part, and its value if it is no wrapper."""
+    """Yields each layer of a result from the outside in: its facts, and its value if it is not a wrapper."""
     x = x.wait() if isinstance(x, AsyncCollectiveTensor) else x
     if not isinstance(x, Tensor):
         yield type(x).__name__, x

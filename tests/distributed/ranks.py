@@ -34,12 +34,12 @@ GRACE = datetime.timedelta(seconds=1)  # for the other rank to raise by itself
 BROKEN = re.compile(r"Connection (closed|reset)|[Tt]imed out|Broken pipe|Socket")
 ORDER = ("right", "stock", "eager", "refused", "wrong")
 
-Cell = tuple[str, str]  # a case and a door
-Outcome = tuple[str, str]  # one of ORDER, or of one rank "waits"; and what was said
+Cell = tuple[str, str]  # a case and a way to compile
+Outcome = tuple[str, str]  # one of ORDER, or "waits" of one rank; and the message
 
 
 def run_cases(folder: Path, names: list[str]) -> dict[str, dict[str, Outcome]]:
-    """The outcome of each case through each door. Processes that a case ends are started again after it."""
+    """The outcome of each case in each way to compile; cases that end a process are followed by new processes."""
     found: dict[str, dict[str, Outcome]] = {name: {} for name in names}
     cells = [(name, door) for name in names for door in DOORS]
     for number in itertools.count():

@@ -19,7 +19,7 @@ Outcomes = dict[str, dict[str, Outcome]]
 
 
 def outcomes(names: list[str]) -> Outcomes:
-    """What came of the cases of two ranks."""
+    """The outcomes of the cases of two ranks."""
     with tempfile.TemporaryDirectory() as folder:
         return run_cases(Path(folder), names)
 

@@ -1,4 +1,4 @@
-"""`DistributedDataParallel` reduces the gradients of one bucket before those of the next are computed."""
+"""`DistributedDataParallel` reduces the gradients of a bucket before the next bucket's gradients are computed."""
 # DDP compares the annotations of its hook with classes, so they are not postponed here.
 
 from collections.abc import Callable, Iterator

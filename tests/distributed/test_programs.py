@@ -121,7 +121,7 @@ def of_local(mesh, rows, size, width=4):
 
 
 def shapes(x):
-    """The size of a value, and of what is inside of it."""
+    """The sizes of a value and of its inner values."""
     inside = (x.a, x.b) if isinstance(x, Pair) else [x.to_local()] if isinstance(x, DTensor) else []
     return x.shape, *map(shapes, inside)
 

@@ -1,7 +1,7 @@
-"""What a case is given: a way to compile, and a mesh of two ranks or none.
+"""The argument of a case: a way to compile, and a mesh of two ranks or none.
 
-A case is a generator of results. It runs once without a mesh, in one process and in eager mode, where `shard` and the
-like return what they are given: that run is the judge of the others.
+A case is a generator of results. It runs once without a mesh, in one process and in eager mode, and the other runs must
+equal this run. Without a mesh, `shard` and similar methods return their argument.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class World:
         return distribute_tensor(x, mesh, placements)
 
     def local(self, x: Tensor) -> Tensor:
-        """What this rank has of a tensor."""
+        """This rank's part of a tensor."""
         return x.to_local() if isinstance(x, DTensor) else x
 
     def rows(self, x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Case:
     """A row of the table."""
 
     run: Run
-    alone: Run | None = None  # what one process gives, where `run` cannot say
+    alone: Run | None = None  # the results of one process, where `run` cannot compute them
     tolerance: float = 1e-5
 
 

@@ -20,7 +20,7 @@ def run_command(main: Callable[..., Any], *options: str) -> Result:
 
 
 def check_exits(capsys: pytest.CaptureFixture[str], words: str, call: Callable[..., Any], *args: Any) -> None:
-    """Checks that a call ends the command with a failure, and what it writes."""
+    """Checks that a call ends the command with a failure, and that its message contains `words`."""
     with pytest.raises(typer.Exit) as stopped:
         call(*args)
     assert stopped.value.exit_code == 1 and words in capsys.readouterr().err
@@ -29,7 +29,7 @@ def check_exits(capsys: pytest.CaptureFixture[str], words: str, call: Callable[.
 def report_of(
     example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *args: Any
 ) -> str:
-    """What an example prints that puts a class to the kit, here without compiling."""
+    """The output of an example that runs the test kit on a class, here without compiling."""
     monkeypatch.setattr(example, "examine", partial(example.examine, paths={}))
     example.main(*args)
     return capsys.readouterr().out

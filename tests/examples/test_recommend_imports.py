@@ -1,4 +1,4 @@
-"""The two towers: what is read of a file, that training learns, and that compiled it is the same training."""
+"""The two towers: the example reads a file, training learns, and compiled training equals eager training."""
 
 import math
 import sys

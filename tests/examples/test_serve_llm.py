@@ -67,7 +67,7 @@ def test_int8_weights(model, requests, monkeypatch, capsys):
 def test_each_answer_is_that_of_the_request_alone(model, requests):
     server, alone = example.Server(model, SLOTS, partial(by_desugar, dynamic=False)), copy.deepcopy(requests)
     answer_alone(model, alone)
-    for _ in range(2):  # the second time with what the first left in the slots
+    for _ in range(2):  # in the second round, the slots still hold values of the first round
         served = copy.deepcopy(requests)
         server.serve(served)
         assert [request.answer for request in served] == [request.answer for request in alone]

@@ -1,4 +1,4 @@
-"""What is exported: functions over tensor subclasses, the calls that are traced, and the calls that follow."""
+"""The exported functions over tensor subclasses, the calls that are traced, and the calls that follow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Case:
         make: makes the module.
         traced: makes the arguments that are exported.
         later: makes the arguments of another call.
-        dynamic: ``dynamic_shapes=``; None: what the classes mark.
+        dynamic: ``dynamic_shapes=``; None selects the dimensions that the classes mark.
     """
 
     make: Callable[[], nn.Module]

@@ -1,4 +1,4 @@
-"""Runs a case through the steps of ``torch.export``, and says what came of each."""
+"""Runs a case through the steps of ``torch.export``, and returns the outcome of each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.export.cases import Case
 
 STEPS = ("export", "module", "save, load", "run_decompositions", "AOTInductor")
 RIGHT, NOT_RUN = ("right", ""), ("", "")
-Outcome = tuple[str, str]  # "right", "wrong" or "refused", and what the error said
+Outcome = tuple[str, str]  # "right", "wrong" or "refused", and the error message
 Run = Callable[[], Any]
 
 
@@ -34,7 +34,7 @@ def run_case(
         flattened: whether it is exported as a ``Flattened``.
         strict: as in ``torch.export.export``.
         fits: whether the program may take the later call.
-        steps: those of which the outcome is returned.
+        steps: the steps whose outcomes are returned.
     """
     torch.manual_seed(0)
     module = case.make().eval()

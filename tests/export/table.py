@@ -15,12 +15,12 @@ from tests.page_tables import Notes, PageTable, outcome_cell
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 COLUMNS = ("`export`", "`module()`", "`save`, `load`", "`run_decompositions`", "AOTInductor")
 
-# What came of each step with strict=False and with strict=True.
+# The outcome of each step with strict=False and with strict=True.
 Outcomes = dict[str, tuple[Outcome, Outcome]]
 
 
 def outcomes(names: list[str]) -> dict[str, Outcomes]:
-    """What came of cases; AOTInductor compiles the program of strict=False alone."""
+    """The outcomes of cases; AOTInductor compiles the program of strict=False alone."""
     return {name: _outcomes_of(name) for name in names}
 
 

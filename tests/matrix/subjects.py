@@ -1,4 +1,4 @@
-"""The classes of the matrix: how a value is made of plain tensors, and which plain tensors it stands for.
+"""The classes of the matrix: how plain tensors make a value, and which plain tensors the value represents.
 
 An op on a value is judged by the same op on plain tensors. For a class that maps, these are its inner tensors. For one
 that materializes, it is the tensor that it represents. A structure with rules of its own brings plain functions of its

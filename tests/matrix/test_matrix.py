@@ -1,7 +1,7 @@
 """The differential matrix: class x op x way to run it x mode, judged by plain tensors.
 
-Values, types of results, aliasing, first and second gradients by the inner tensors. A pair of class and op that is
-refused stands in `REFUSED`, with the words of the error; one that is listed and works fails, too.
+The tests compare values, types of results, aliasing, and first and second gradients by the inner tensors. `REFUSED`
+lists each pair of class and op that is refused, with the words of the error. A listed pair that works fails, too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def outs_of(result: Any) -> list[Any]:
 
 
 def on_plain(subject: Subject, op: Op, x: Plain, y: Plain) -> list[Tensor]:
-    """Runs an op on what two values stand for."""
+    """Runs an op on the plain tensors that two values represent."""
     if subject.own:
         return outs_of(subject.own[op.name](*x, *y))
     results = [outs_of(op.run(p, q)) for p, q in zip(subject.plain(*x), subject.plain(*y), strict=True)]
@@ -52,7 +52,7 @@ def plain_results(subject: Subject, result: Any) -> list[Tensor]:
 
 
 def gradients(outs: list[Tensor], leaves: Plain, *, twice: bool) -> list[Tensor]:
-    """Returns the gradients of a weighted sum of results, and those of a sum of the squares of these."""
+    """Returns the gradients of a weighted sum of results, and the gradients of the sum of their squares."""
     weighted = [
         (out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).view(out.shape)).sum().double()
         for out in outs

@@ -11,9 +11,9 @@ import torch
 
 from tests.models.zoo import NO_DROPOUT, TINY, TINY_PAIR, TINY_SPEECH, TINY_VISION, floats
 
-# The class of a model in transformers, its sizes, and its inputs, one for each row; the dimension of an input that is
-# ragged; further arguments, where a list has one for each row; the modules that embed an image; the path of the
-# encoder in the model; how much the loss of each row counts.
+# The model class in transformers, its sizes, and its inputs, one for each row. Then the dimension of an input that is
+# ragged, and further arguments, where a list has one for each row. Then the modules that embed an image, the path of
+# the encoder in the model, and the weight of each row's loss.
 Encoder = namedtuple(
     "Encoder",
     "model sizes rows dim options embeds part weights",

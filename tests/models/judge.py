@@ -1,4 +1,4 @@
-"""What a call of a model gave and changed, in a form that can be compared."""
+"""Records the results of a model's call and its changes to the model, and compares records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_same(got: Any, want: Any, **tolerance: float) -> None:
 
 
 def state(model: nn.Module) -> dict[str, Any]:
-    """What the modules hold: parameters, buffers, and attributes that are tensors or numbers."""
+    """The state of the modules: parameters, buffers, and attributes that are tensors or numbers."""
     return dict(model.state_dict()) | {
         f"{name}.{key}": value
         for name, module in model.named_modules()
@@ -56,7 +56,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor | None]:
 
 
 def check_step(model: nn.Module, other: nn.Module, fast: Any, run: Any, loss: Any) -> None:
-    """Checks that a call of a copy, compiled, gives what the model gives, and the gradients of a loss of it."""
+    """Checks that a compiled copy and the model return the same result, and the same gradients of a loss of it."""
     want, got = (run(call) for call in (model, fast))
     assert_same(got, want)
     for output in (want, got):

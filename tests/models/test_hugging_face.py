@@ -44,7 +44,7 @@ BUILD = {"plain": lambda name: ZOO[name].build(), "int8": quantized}
 @pytest.fixture(autouse=True)
 def _is_compiled(caplog):
     """Checks that there were graphs, and that all of them are ours."""
-    gc.collect()  # what Dynamo kept of an earlier model: `Module.to` in a forward refuses weights with weak references
+    gc.collect()  # frees Dynamo's weak references to weights, which `Module.to` in a forward refuses
     torch._dynamo.utils.counters.clear()
     yield
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0

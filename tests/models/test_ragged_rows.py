@@ -104,7 +104,7 @@ def test_the_loss_of_the_routers_is_that_of_all_tokens():
     ],
 )
 def test_generate(name, layout, beams):
-    """Each row is what its prompt gives alone; a row ends behind its first end of text."""
+    """Each row equals the output for its prompt alone; a row ends behind its first end of text."""
     model, options = (
         built(name),
         {"max_new_tokens": 6, "do_sample": False, "num_beams": beams, "num_return_sequences": beams},
@@ -123,7 +123,7 @@ def test_generate(name, layout, beams):
 @pytest.mark.parametrize("layout", [*LAYOUTS, "cached"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_sampling(count, layout):
-    """The numbers of one seed are those of the padded batch, so one prompt has those of that prompt alone."""
+    """The random numbers of one seed are the same as for the padded batch, so one prompt alone gets its own numbers."""
     model, rows, found = ZOO["llama"].build(), ROWS[:count], []
     # A processor of logits sees the padding of the table.
     options = {"do_sample": True, "no_repeat_ngram_size": 2, "pad_token_id": 7, "eos_token_id": None}
@@ -292,7 +292,7 @@ def test_implementations_of_experts(experts, name, layout):
 def test_one_program_for_ever_new_batches(name, training, layout, caplog):
     """A step in each batch; a padded batch has a size that `dynamic=True` makes a symbol at once.
 
-    Attention has no mask but that of a sliding window.
+    Attention has no mask, except for a sliding window.
     """
     model = MODELS[name]()
     other, counts = copy.deepcopy(model), []

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),  # peft
-    # What `torch.utils.checkpoint` says where the inputs of a layer need no gradient.
+    # The warning of `torch.utils.checkpoint` if the inputs of a layer need no gradient.
     pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True"),
 ]
 
@@ -89,7 +89,7 @@ def without_times(logs):
 
 
 def metrics_of(prediction):
-    """What a script computes from dense arrays; the padding has the label -100."""
+    """The metrics that a script computes from dense arrays; the padding has the label -100."""
     found, labels = prediction.predictions[:, :-1].argmax(-1), prediction.label_ids[:, 1:]
     return ({} if prediction.inputs is None else {"tokens": (prediction.inputs > 0).sum()}) | {
         "accuracy": (found == labels)[labels != -100].mean(),
@@ -177,7 +177,7 @@ OPTIONS = {
 
 
 def train(folder, collator, make=llama, **options):
-    """A trainer after its training, and what it logged; the last are the metrics of a prediction."""
+    """Returns a trainer after its training, and its log; the last entry has the metrics of a prediction."""
     trainer = make_trainer(folder, collator, make, **options)
     trainer.train()
     logs = [*trainer.state.log_history, trainer.predict(EVALUATE).metrics]
@@ -233,9 +233,9 @@ def test_a_run_goes_on_from_a_checkpoint(layout, compile_, tmp_path):
 @pytest.mark.timeout(1800)  # Inductor compiles four graphs
 @pytest.mark.parametrize("name", MODELS)
 def test_twenty_steps(name, tmp_path):
-    """Padded and ragged, in eager mode and with Inductor; one program for training and one for evaluation.
+    """Padded and ragged training log the same numbers, in eager mode and with Inductor.
 
-    What a compiled model saves is the model.
+    There is one program for training and one for evaluation. A compiled model saves the same files as the model.
     """
     runs: list = []
     for compile_, collator in product((None, desugar.compile), (with_padding, RaggedCollator())):
@@ -280,7 +280,7 @@ def train_on_two_ranks(_, folder):
 
 
 def test_two_processes(tmp_path):
-    """The numbers of the padded run, which are those of one process with batches twice as large."""
+    """Two processes log the numbers of the padded run, and of one process with batches twice as large."""
     in_processes(train_on_two_ranks, tmp_path)
     found = {key: torch.load(tmp_path / "{} {}".format(*key)) for key in product(RUNS, range(2))}
     want, weights = found["ordinary", 0]

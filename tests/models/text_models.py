@@ -1,10 +1,10 @@
 """Which models of transformers take ragged rows; writes the lists of docs/hugging-face.md.
 
 python -m tests.models.text_models          # some ten minutes
-python -m tests.models.text_models bert     # prints what came of the models with such a name
+python -m tests.models.text_models bert     # prints the outcomes of the models with such a name
 
-A model runs if each row has the logits of that row alone, and the loss of a batch the gradients of the losses of its
-rows, in both layouts. `encoder_models` has the encoders of speech and images.
+A model runs if each row has the same logits as that row alone, in both layouts. The gradients of a batch's loss must
+equal the gradients of its rows' losses. `encoder_models` has the encoders of speech and images.
 """
 
 import functools
@@ -55,7 +55,7 @@ EXPERTS = dict.fromkeys(["num_experts", "num_local_experts", "n_routed_experts"]
 }
 GROUPED = {"num_key_value_heads": 2}
 SIZES = [GROUPED | {"head_dim": 8}, GROUPED, {}, GROUPED | {"head_dim": 8} | EXPERTS]
-# What a model does that rows refuse, by a word of the error.
+# Code in a model that rows refuse, by a word of the error.
 REASONS = {
     "to be of length": "one length for all rows, which a row alone does not have",
     "should be greater than 0": "positions by the size of one image, beside the embeddings",
@@ -126,7 +126,7 @@ def alone(call, case):
 
 
 def joined(values, join):
-    """What belongs to each row, as rows; positions ``[T, D]`` are those of all heads."""
+    """The arguments of each row, as rows; positions ``[T, D]`` are the same for all heads."""
     if isinstance(values[0], tuple):
         return tuple(joined(each, join) for each in zip(*values, strict=True))
     return join([t[0] for t in values]) if values[0].dim() == 3 else join(values).unsqueeze(1)

@@ -1,7 +1,7 @@
 """Hugging Face architectures at tiny sizes with random weights, and the calls that each is tried with.
 
-A call is a function that makes keyword arguments. It gets what went into the model's previous call and what came
-out of it, by name, so that a decoder's second call goes on with the cache of its first.
+A call is a function that makes keyword arguments. It gets the arguments and the results of the model's previous call,
+by name. So a decoder's second call goes on with the cache of its first.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ TINY_SPEECH: dict[str, Any] = TINY | {
 }
 
 
-# How a kind of model is built, in eval mode; the forwards to try, in their order; and what makes the arguments of a
-# training step, whose output has a `loss`.
+# A function that builds the model in eval mode; the forwards to try, in their order. Last, a function that makes the
+# arguments of a training step, whose output has a `loss`.
 Architecture = namedtuple("Architecture", "build calls training")
 
 
@@ -128,7 +128,7 @@ def decoder(
 
     Args:
         name: Of the model class.
-        cache: What the model calls its cache.
+        cache: The model's name for its cache.
         own: Makes arguments that this model needs for a cache.
         sizes: Of the configuration.
     """

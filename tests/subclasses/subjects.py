@@ -50,7 +50,7 @@ def _linear(func, x, w, bias=None):
 
 
 class Scaled(TensorSubclass, fallback="materialize"):
-    """A tensor times a scalar tensor, both differentiable; it stands for a plain tensor."""
+    """A tensor times a scalar tensor, both differentiable; it represents a plain tensor."""
 
     data_: Tensor = inner()
     factor: Tensor = inner()
@@ -74,7 +74,7 @@ class LowRank(TensorSubclass, fallback="materialize", trainable=True):
 
 
 class Rows(TensorSubclass, fallback="map"):
-    """An outer size that is no inner tensor's: ``count`` rows that all are the one held."""
+    """Has ``count`` rows, all equal to the inner tensor; no inner tensor has this outer size."""
 
     row: Tensor = inner()
     count: int = dynamic()

@@ -90,7 +90,7 @@ def test_another_name_that_is_proposed_is_free(name):
     assert declare(**{str(caught.value).rpartition("such as ")[2]: inner()})
 
 
-# ---- rules: what an error advises to register is accepted, and is called -------------------------------------
+# ---- rules: a user can register the rule that an error advises, and dispatch calls it ------------------------
 
 
 Bare = declare(name="Bare")
@@ -224,7 +224,7 @@ def step(cls, make):
     return torch.optim.SGD([x], lr=0.1).step() is None
 
 
-# The class, a call of it that is refused, the error, and what is done as it says.
+# The class, a refused call, the error, and a call that follows its advice.
 REFUSED_CALLS = {
     "a slice of a shorter inner tensor": (
         lambda: declare(Pair),
@@ -300,7 +300,7 @@ def held_gradient(cls, backward):
 
 SUM_BY_OP = {aten.sum: lambda func, x: type(x)(func(x.held))}
 
-# What is declared and the backward that is refused, the advice, and what else is declared or run.
+# The members of the class, the refused backward, the advice, and the members or the call that follow it.
 COTANGENTS = {
     "a method": (
         {},
@@ -440,7 +440,7 @@ OF_SEVERAL_OPS = {
 @pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
 @pytest.mark.parametrize("name", OF_SEVERAL_OPS)
 def test_the_function_that_asks_for_an_op_is_named_too(name, door):
-    """A product of batches asks for a view first, of which its caller did not think."""
+    """A product of batches calls a view first, which the caller did not write."""
     cls, call = declare(Bare, rules={torch.sin: lambda func, x: x}), OF_SEVERAL_OPS[name]
     with pytest.raises(DispatchError, match=r"add one with .*torch\.ops\.aten\..*; or for") as found:
         call(cls(torch.ones(3, 2, 2)))

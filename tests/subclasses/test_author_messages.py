@@ -1,4 +1,4 @@
-"""Messages to an author of a class: each names the class, what came, and what to write instead."""
+"""Messages to an author of a class: each names the class, the wrong value, and the code to write instead."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_a_class_without_a_constructor_of_its_own_has_the_generated_one():
     assert "_more" not in Mapped.__source__
 
 
-# ---- what rules are called with ------------------------------------------------------------------------------
+# ---- arguments of rules --------------------------------------------------------------------------------------
 
 
 def add(func, x, y):
@@ -350,7 +350,7 @@ def test_a_fill_is_told_of_the_inner_tensors(name):
     assert "under torch.no_grad()" in caught.value.hint
     assert f"@Factored.implements(torch.ops.aten.{fill}.default)" in caught.value.hint
     assert "dropout" not in str(caught.value)
-    with torch.no_grad():  # what the lines say
+    with torch.no_grad():  # runs the advised lines
         for t in (x.left, x.right):
             getattr(torch.nn.init, fill)(t)
     assert x.materialize().count_nonzero() == 20

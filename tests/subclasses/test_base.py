@@ -1,4 +1,4 @@
-"""What every declared class has: methods of ``Tensor`` that would read memory which a wrapper does not have."""
+"""Every declared class refuses methods of ``Tensor`` that would read memory which a wrapper does not have."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ import torch
 from tests.subclasses.subjects import Scaled, make_pair
 from tests.tables import raising
 
-# PyTorch's own methods end the process with a segmentation fault here, or read what lies at address zero.
+# PyTorch's own methods end the process with a segmentation fault here, or read memory at address zero.
 test_memory_that_a_wrapper_does_not_have = raising(
     [
         (lambda read=read, make=make: read(make()), words)
@@ -24,7 +24,7 @@ test_memory_that_a_wrapper_does_not_have = raising(
 
 
 def test_requires_grad_of_what_has_a_history():
-    """As of any tensor: what records already goes on, and only a leaf can stop."""
+    """A result already records gradients, so `requires_grad_()` has no effect; only a leaf can stop recording."""
     x = make_pair().requires_grad_() * 2
     assert x.requires_grad_() is x and x.requires_grad and not x.is_leaf
     with pytest.raises(RuntimeError, match="leaf"):

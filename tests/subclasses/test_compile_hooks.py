@@ -1,4 +1,4 @@
-"""What torch.compile asks of a class: guards, tangents, cache keys, dynamic ints; torch itself is seen to call each."""
+"""Hooks of a class that torch.compile calls: guards, tangents, cache keys, dynamic ints; torch calls each of them."""
 
 import os
 import subprocess
@@ -142,7 +142,7 @@ def test_metadata_is_guarded(case):
 # ---- tangents ----------------------------------------------------------------------------------------------
 
 
-# The class and the method, and what makes torch call it.
+# The class and the method, and code for which torch calls it.
 CALLED = {
     "coercion at trace time": (
         *(Scaled, "__coerce_tangent_metadata__"),
@@ -289,7 +289,7 @@ Repeat = declare(
 
 
 def same_with_grads(fn, compiled, make):
-    """Runs both on fresh values of one seed and compares results and the gradient of what they are made of."""
+    """Runs both on fresh values of one seed; compares the results and the gradient of the leaf behind the values."""
     found = []
     for run in (fn, compiled):
         torch.manual_seed(1)

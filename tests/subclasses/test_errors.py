@@ -1,4 +1,4 @@
-"""What an error advises: authors of a class add a rule, users of a class of the package do something else."""
+"""The advice of errors: authors of a class add a rule, users of a class of the package do something else."""
 
 from __future__ import annotations
 

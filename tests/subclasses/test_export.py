@@ -1,4 +1,4 @@
-"""Flattened values, and what torch.export records of declared classes."""
+"""Flattened values, and torch.export's graphs of declared classes."""
 
 import io
 import json
@@ -86,7 +86,7 @@ def test_dims_that_a_class_marks_are_dynamic():
     assert export.dynamic_shapes(args) == {"args": ([any_size] * 3, any_size, {}, None)}
 
 
-# ---- what is recorded --------------------------------------------------------------------------------------
+# ---- recorded graphs ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -231,7 +231,7 @@ class Reading(nn.Linear):
 
 
 def gradients(module, x):
-    """Those of two backwards; a program may share its parameters with the module."""
+    """The gradients of two backwards; a program may share its parameters with the module."""
     module.zero_grad()
     for _ in range(2):
         module(x).square().sum().backward()

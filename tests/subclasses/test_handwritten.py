@@ -1,4 +1,4 @@
-"""Taking values of handwritten classes apart, and rebuilding them: parts that are no tensors, DTensors."""
+"""Flattening and rebuilding values of handwritten classes: parts other than tensors, DTensors."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from tests.subclasses.subjects import Pair, declare
 
 
 class Mesh(OpaqueBase):
-    """A part that is no tensor; PyTorch takes those of registered types."""
+    """An opaque part of a value; PyTorch accepts such parts if their type is registered."""
 
     def __init__(self, name):
         self.name = name

@@ -138,7 +138,7 @@ def test_the_layout_of_a_cotangent():
     ],
 )
 def test_metadata_that_is_equal_and_not_the_same(one, other):
-    """An equal value of a live tensor stood in for the one that was given."""
+    """An equal value of a live tensor once replaced the given value."""
     first, second = of_pair(one), of_pair(other)
     assert first is not second
     assert (repr(first.statics), repr(second.statics)) == (repr((one,)), repr((other,)))

@@ -1,4 +1,4 @@
-"""Five classes as a new author writes them, each judged by plain functions of its inner tensors, in four doors."""
+"""Five classes as a new author writes them, each judged by plain functions of its inner tensors, run in four ways."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that were written when the packages had no folders yet: values, state dicts, layouts, what was compiled."""
+"""Files from before the packages had folders: values, state dicts, layouts, compiled programs."""
 
 import pickle
 from pathlib import Path

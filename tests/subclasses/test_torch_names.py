@@ -43,7 +43,7 @@ cond = torch.ops.higher_order.cond
 X, LEAF, META = torch.ones(2), torch.ones(2, requires_grad=True), torch.device("meta")
 
 
-# ---- what several checks need -------------------------------------------------------------------------------
+# ---- helpers of several checks ------------------------------------------------------------------------------
 
 
 def gives(call, expected):
@@ -69,7 +69,7 @@ def boxed(rules, parent=TensorSubclass, **keywords):
 
 
 def captured(fn, *args, fullgraph=True):
-    """The result of a compiled function, and what each of its graphs calls."""
+    """The result of a compiled function, and the functions that each of its graphs calls."""
     called = []
 
     def backend(graph, inputs):
@@ -92,7 +92,7 @@ class Seeing(_torch.TorchDispatchMode):
 
 
 def answers(ask, *ways):
-    """What `ask` answers for a tensor: by itself, in each of the ways to run a function, by itself again."""
+    """The results of `ask` for a tensor: by itself, in each of the ways to run a function, by itself again."""
     seen = []
 
     def look(x):
@@ -182,7 +182,7 @@ def unseen():
 
 
 def disable_torch_function_subclass():
-    """And what a guard disabled is asked again."""
+    """`EnableTorchFunction` turns dispatch on again after a guard has disabled it."""
     x = boxed({torch.cos: lambda func, x: "ruled"}, fallback="map")
     assert torch.cos(x) == "ruled"
     with _torch.DisableTorchFunctionSubclass():
@@ -235,7 +235,7 @@ def test_call_unruled(hop, monkeypatch):
     x = boxed({torch.sin: lambda func, x: "ruled"}, fallback="map")
     assert torch.sin(x) == "ruled"
     assert [f(x * 0).a.tolist() for f in (torch.cos, F.relu, torch.abs)] == [[1, 1], [0, 0], [0, 0]]
-    rows = type(x)(torch.arange(6.0))  # a method in Python that calls the one in C of the same name
+    rows = type(x)(torch.arange(6.0))  # a method in Python that calls the method in C of the same name
     for parts in (
         rows.unflatten(0, (2, 3)),
         rows.unflatten(dim=0, sizes=(2, -1)),
@@ -370,7 +370,7 @@ def leave_in_graph():
 
 
 def patch_aliasing_checks():
-    """For what the predicate holds for, Dynamo is given the wrapper and its own storage."""
+    """If the predicate holds for a value, Dynamo gets the wrapper and its own storage."""
     home = torch._dynamo.variables.higher_order_ops
     nested, two = Nested(make_pair(2), torch.ones(2)), TwoTensor(torch.ones(2), torch.ones(2))
     graph = torch.fx.Graph()
@@ -470,7 +470,7 @@ def owns_memory():
         assert view.equal(held["t"])
 
     check()
-    # Python keeps arguments elsewhere while Dynamo is asked for frames.
+    # Python keeps arguments elsewhere while Dynamo handles frames.
     frames = torch._C._dynamo.eval_frame
     prior = frames.set_eval_frame(False)
     try:
@@ -654,7 +654,7 @@ def build_library():
 
 
 def check_in_graph():
-    """What it tells holds in the graph: a comparison of the size is decided, and a false statement raises."""
+    """The condition holds in the graph: a comparison of the size is decided, and a false condition raises."""
     with pytest.raises(RuntimeError):
         _torch.check_in_graph(False)
     env = ShapeEnv()
@@ -697,7 +697,7 @@ CHECKS = {
     "is_traced": gives(
         lambda: answers(
             lambda x: _torch_tracing.is_traced(cond, (x,)),
-            within(Seeing),  # a mode that knows nothing of the op
+            within(Seeing),  # a mode without a rule for the op
             within(_torch.fake_mode),
             lambda look: look(_torch.fake_mode().from_tensor(X)),
             in_vmap,

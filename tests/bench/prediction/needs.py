@@ -1,4 +1,4 @@
-"""What the tests of the fake device need."""
+"""Requirements of the tests of the fake device."""
 
 import pytest
 

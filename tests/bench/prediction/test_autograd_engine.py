@@ -1,4 +1,4 @@
-"""The engine in Python gives what PyTorch's gives, on the CPU."""
+"""The autograd engine in Python computes the same gradients as PyTorch's engine, on the CPU."""
 
 import pytest
 import torch

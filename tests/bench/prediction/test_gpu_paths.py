@@ -1,4 +1,4 @@
-"""What each goal that waits for a GPU depends on: which kernels run there, what they read and write, what waits."""
+"""The kernels behind each goal that needs a GPU: which kernels run, their reads and writes, and their waits."""
 
 import re
 from dataclasses import replace
@@ -106,7 +106,7 @@ def test_int8_decode_with_groups_and_zero_points_writes_no_dequantized_copy(batc
 @pytest.mark.parametrize("batch", [16, 32, 64])
 @torch.no_grad()
 def test_the_kernel_for_a_few_rows_fits_into_every_device(name, batch):
-    """A device cannot start a kernel that asks for more shared memory than a block has there, 99 KiB on an L4."""
+    """A block has 99 KiB of shared memory on an L4: a kernel that needs more does not start."""
     weight = Int8Tensor.from_float(
         torch.ones(64, 1024, dtype=torch.bfloat16), block_size=(1, 32), symmetric=False
     )

@@ -51,7 +51,7 @@ F32 = torch.float32
 OF_PRODUCT = {"reads": {F32: 4 * (4 * 8 + 8 * 16)}, "writes": {F32: 4 * 4 * 16}, "flops": 2 * 4 * 8 * 16}
 
 
-# The op, its arguments, and what is counted.
+# The op, its arguments, and the expected counts.
 CALLS = {
     "a product reads both operands and writes its result": (aten.mm.default, (A, B), {}, OF_PRODUCT),
     "an out argument is written and not read": (aten.mm.out, (A, B), {"out": torch.empty(4, 16)}, OF_PRODUCT),

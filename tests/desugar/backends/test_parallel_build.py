@@ -73,7 +73,7 @@ def gradients(results, args, which=slice(None)):
 
 
 def assert_right(results, args, fn=chain, which=slice(None)):
-    """The gradients of results are those of a function in eager mode."""
+    """Asserts that results have the same gradients as a function in eager mode."""
     for one, other in zip(gradients(results, args, which), gradients(fn(*args), args, which), strict=True):
         torch.testing.assert_close((one.a, one.b), (other.a, other.b))
 
@@ -89,7 +89,7 @@ def pending(compiled):
     return [kernels for _, kernels in compiled.programs[0].variants._ahead.values()]
 
 
-# ----------------------------------------------------------------------------------------- what is expected
+# --------------------------------------------------------------------------------------- expected behaviour
 
 
 @pytest.mark.slow
@@ -182,7 +182,7 @@ def test_kernels_of_other_devices_are_not_put_off():
     assert not kernels.waits
 
 
-# ---------------------------------------------------------------------------------------- what may go wrong
+# ------------------------------------------------------------------------------------------ possible errors
 
 
 @pytest.mark.slow

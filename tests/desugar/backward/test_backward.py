@@ -1,4 +1,4 @@
-"""What the forward saves and how a backward reads it; the text of a backward."""
+"""The values that a forward saves, how a backward reads them, and the text of a backward."""
 
 from __future__ import annotations
 
@@ -204,12 +204,12 @@ def test_members_are_compiled_when_they_are_met():
     assert set(variants.table) == {(True,) * 3, (False, True, True), (False, True, False)}
     assert len(variants.sources) == 3
     assert compiled.programs[0].source.endswith(variants.sources[-1])
-    # The member for all gradients is the backward, and hands on what it does not take.
+    # The member for all gradients is the backward, and passes other sets of gradients on.
     assert compiled.programs[0].run.__globals__["Backward"].backward is variants.table[(True,) * 3]
 
 
 def test_with_symbols_the_whole_backward_is_compiled_at_once():
-    """What the compiler assumes of sizes belongs to the signature."""
+    """The signature includes the compiler's assumptions about sizes."""
     backend, graphs = counting()
     compiled = by_pass(three, backend=backend, dynamic=True)
     compiled(*two())
@@ -239,7 +239,10 @@ def test_second_derivatives_compile_a_function_of_their_own():
 @pytest.mark.parametrize("door", BACKEND_DOORS)
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair, Labeled, Nested])
 def test_each_gradient_has_memory_of_its_own(cls, door, name):
-    """Written to in place afterwards, as a clipped one is; autograd copies what it knows to be shared."""
+    """A user may clip a gradient in place, so no gradient shares memory with another one.
+
+    Autograd copies a gradient only if it can see that another tensor shares the memory.
+    """
     fn = (lambda x, y: x + y.view(6).view(2, 3)) if name == "a view and a sum" else (lambda x, y: x + y)
     x, y = two(cls)
     out = BACKEND_DOORS[door](fn, backend="inductor" if name == "inductor" else "eager")(x, y)
@@ -270,7 +273,7 @@ def test_batches_of_gradients(cls, backend, is_known):
     compiled = by_pass(fn, backend=backend)
     if is_known:
         compiled(x).backward(make(cls, 3))
-    for name in BATCHES if cls is Tensor else ["old vmap"]:  # vmap knows no subclass's inside
+    for name in BATCHES if cls is Tensor else ["old vmap"]:  # vmap does not support subclasses
         assert_same_values([BATCHES[name](compiled(x), x)], [BATCHES[name](fn(x), x)])
 
 
@@ -285,7 +288,7 @@ def test_an_error_of_compiled_code_is_not_taken_for_a_batch_of_gradients():
 
 
 def of_a_ragged_value(cls):
-    """A function, and arguments: the offsets, which every gradient of a class holds, are no gradient."""
+    """Returns a function and its arguments; the offsets, which every gradient of the class holds, have no gradient."""
     rows = [torch.randn(n, 4) for n in (3, 0, 2)]
     return (
         lambda x, w: (x * w, w.sum(), (x * 2) * w),
@@ -357,7 +360,7 @@ Twice = declare(keywords={"fallback": "materialize"}, materialize=lambda self: s
 
 @pytest.mark.parametrize("door", WAYS)
 def test_a_gradient_with_a_conjugate_bit(door):
-    """What uses a result of a class as a whole gives plain gradients, which formulas of complex numbers conjugate."""
+    """An op on a whole result returns plain gradients, which formulas of complex numbers conjugate."""
     held, weight = (torch.rand(3, dtype=torch.complex64) for _ in range(2))
     fn, gradients = lambda t: Twice(t * t), []
     for call in (fn, WAYS[door](fn)):

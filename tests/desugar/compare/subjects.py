@@ -1,4 +1,4 @@
-"""What the tests compare: functions and modules, each with what makes its arguments."""
+"""The functions and modules that the tests compare, each with a function that makes its arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command: real processes, what it prints and writes, and its exit codes."""
+"""The command in real processes: its output, its files, and its exit codes."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What one process does, here in the process of the tests."""
+"""The work of one process of a comparison, run in the process of the tests."""
 
 import pickle
 import sys
@@ -26,7 +26,7 @@ def request(name, **options):
 
 
 def observed(way, asked, calls):
-    """What calls in one way did."""
+    """The outcomes of calls that run in one way."""
     torch.compiler.reset()
     subject = find_subject(asked)
     return observe_calls(subject, ways.compile_way(way, subject.fn, "eager"), calls)
@@ -82,7 +82,7 @@ def test_the_peak_of_memory_and_the_time_in_graphs_are_those_of_a_call():
 
 
 def counted(compiled, *calls):
-    """What is counted while something is called."""
+    """The number of programs that calls of a compiled function make."""
     torch.compiler.reset()
     with ways.watch_programs() as programs:
         for args in calls:

@@ -28,7 +28,7 @@ def _short(monkeypatch):
 
 
 def reported(run):
-    """The programs of a report on what a function runs, each call made again."""
+    """The programs of a report about a function; each call runs again."""
     calls = ScriptCalls()
     collector = Collector(calls.keep)
     with collector.collecting():

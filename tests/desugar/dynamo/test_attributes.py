@@ -19,7 +19,7 @@ EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values())
 
 
 class Ends(TensorSubclass, fallback="map"):
-    """Two tensors of one size, and what follows from them."""
+    """Two tensors of one size, and properties that derive from them."""
 
     low: Tensor = inner()
     high: Tensor = inner()

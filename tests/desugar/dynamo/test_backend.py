@@ -88,7 +88,7 @@ def test_with_inductor(options):
     )
 
 
-# ---- what Dynamo does ----------------------------------------------------------------------------------------
+# ---- behaviour of Dynamo -------------------------------------------------------------------------------------
 
 
 def apart(grad=False):
@@ -154,11 +154,11 @@ def test_calls(name):
         judge(fn, make_args, compiled)
 
 
-# ---- what goes to AOTAutograd, and what does not -------------------------------------------------------------
+# ---- graphs that AOTAutograd compiles, and graphs that it does not -------------------------------------------
 
 
 class Plain(Tensor):
-    """A class that is no wrapper."""
+    """A subclass of Tensor without inner tensors."""
 
 
 @pytest.mark.sweep(16)
@@ -327,7 +327,7 @@ def test_beyond_the_limit_the_function_itself_runs(caplog):
     assert [message.endswith("to a few sizes") for message in warned(caplog)] == [True]
 
 
-# ---- through both doors --------------------------------------------------------------------------------------
+# ---- both `desugar.compile` and `torch.compile` --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
@@ -365,7 +365,7 @@ NET, LINEAR = Net(), nn.Linear(2, 2)
 
 
 def calls_of(run):
-    """What is found while `run(backend)` compiles."""
+    """The calls that are found while `run(backend)` compiles."""
     found = []
     run(lambda graph, inputs: (found.append(compiled_call()), graph.forward)[1])
     return found

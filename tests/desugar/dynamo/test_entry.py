@@ -1,4 +1,4 @@
-"""The generated entry: parameters, guards, what goes another way, and names in the traces of a profiler."""
+"""The generated entry: parameters, guards, calls that leave the fast path, and names in a profiler's traces."""
 
 import contextlib
 import functools
@@ -95,7 +95,7 @@ def test_wrong_calls_before_and_after_it_is_compiled(fn, right, wrong, words):
         right(compiled, x)
 
 
-# ---- what goes another way -----------------------------------------------------------------------------------
+# ---- calls that leave the fast path --------------------------------------------------------------------------
 
 
 def double(x):

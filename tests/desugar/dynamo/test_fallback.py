@@ -1,4 +1,4 @@
-"""Graphs that AOTAutograd compiles, since the pass does not support them: what inner tensors share is seen."""
+"""AOTAutograd compiles graphs that the pass does not support; the fallback detects inner tensors that share memory."""
 
 import pytest
 import torch

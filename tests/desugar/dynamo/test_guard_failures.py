@@ -1,4 +1,4 @@
-"""Why something is compiled again, in words: what failed, by the user's names, and both values."""
+"""The reason for a recompilation names the failed guard, the user's variable, and both values."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def total(xs):
 
 X = ones(2)
 
-# function, arguments of the first call, of the second, and what is said.
+# Function, arguments of the first call, arguments of the second call, and the reason in the report.
 FAILURES = [
     (add, (ones(2), ones(2)), (ones(3), ones(3)), "x.size(0): expected 2, got 3"),
     (twice, (ones(2),), (ones(2, 2),), "x.dim(): expected 1, got 2"),
@@ -125,7 +125,7 @@ FAILURES = [
 ]
 IDS = [failure[3] for failure in FAILURES]
 
-# What Dynamo's text has of both values, or layouts tell.
+# Facts of which Dynamo's text has both values, or which layouts contain.
 IN_TEXT = re.compile(
     r"size|dim|dtype: |requires_grad| is |expected (Tensor|Parameter)|label|metadata|inner tensors"
 )
@@ -171,7 +171,7 @@ def test_a_condition_on_sizes_is_said_with_what_came(fn, first, second, says, dy
     assert reasons_of(by_pass(fn, dynamic=dynamic), first, second) == ["", says]
 
 
-# ------------------------------------------------------------------------------- what is no argument of the call
+# ------------------------------------------------------------------------------ changes outside of the arguments
 
 
 class Net(nn.Module):
@@ -220,7 +220,8 @@ def helper(x):
     return x * FACTOR
 
 
-# By name a function that makes an object, what is compiled of it, arguments, and by what is said changes of the object.
+# Each case: a function that makes an object, the function that is compiled, and its arguments. A dict maps each reason
+# to a change of the object.
 CHANGED = {
     "an object": (
         Holder,
@@ -334,7 +335,7 @@ def test_what_the_call_holds_is_not_kept():
 
 
 class Odd:
-    """What a user's class may do."""
+    """A user's class with attributes and a repr that raise."""
 
     scale = 2
 

@@ -1,4 +1,4 @@
-"""Guards of large modules by what they read: every change is noticed, and a call without one goes straight on."""
+"""Guards of large modules: they notice every change, and a call without a change takes the fast path."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Net(nn.Module):
 
 
 def noted(compiled):
-    """The guards that are noted by what they read, of the newest code."""
+    """The module guards of the newest code, recorded by the objects that they read."""
     return entry_of(compiled)._accepted[0].module
 
 
@@ -68,7 +68,7 @@ def warm(net, x):
 
 
 def assert_follows(compiled, net, x):
-    """What was compiled does what the module does now, and a call goes straight on again."""
+    """The compiled module computes the same result as the module does now, and calls take the fast path again."""
     for _ in range(3):
         got, want = compiled(x), net(x)
         torch.testing.assert_close(got, want)
@@ -118,7 +118,7 @@ def config(**values):
 
 
 class Reader(Net):
-    """Reads what is held by its configuration, lists, dicts, parameters, a module it has not registered, classes."""
+    """Reads values of its configuration, lists, dicts, parameters, classes, and a module that it has not registered."""
 
     shared = 1.0
 
@@ -245,7 +245,7 @@ def test_each_dictionary_of_many_is_compared(number):
     dicts = [{"a": n} for n in range(200)]
     is_unchanged, other = (private.unchanged_guards(dicts, [], []) for _ in range(2))
     assert all(check() for _ in range(3) for check in (is_unchanged, other))
-    del other  # the guards of one check do not end with those of another
+    del other  # the guards of a check outlive the guards of another check
     for change in (lambda held: held.update(b=2), lambda held: held.pop("b")):
         change(dicts[number])
         assert not is_unchanged()
@@ -403,7 +403,7 @@ IN_PLACE = {
 @pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_what_dynamo_compares_is_compared(mesh, name):
-    """Changes after which eager mode itself may fail: all of Dynamo's guards are asked, and do not hold."""
+    """After these changes, eager mode itself may fail. All guards of Dynamo run, and do not hold."""
     net, x = parallel(mesh), torch.randn(2, 4)
     compiled = warm(net, x)
     (code,), frame = entry_of(compiled)._accepted, entry_of(compiled)._frame((x,), {})

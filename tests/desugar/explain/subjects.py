@@ -1,4 +1,4 @@
-"""What the tests of explanations look at: a small int8 layer with a rule, a materializing op and a backward."""
+"""The subject of the explanations: a small int8 layer with a rule, a materializing op and a backward."""
 
 from __future__ import annotations
 

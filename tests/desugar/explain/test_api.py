@@ -1,4 +1,4 @@
-"""`desugar.explain`: what it finds, on functions whose answer is known."""
+"""`desugar.explain` reports the expected programs for functions whose answer the tests define."""
 
 import json
 import re
@@ -61,11 +61,11 @@ def rows(*lengths):
     return JaggedTensor.from_tensors([torch.ones(n, 4) for n in lengths])
 
 
-# ------------------------------------------------------------------------------------------- what it finds
+# ------------------------------------------------------------------------------------------------ findings
 
 LINEAR, MUL, INNER_MUL = "torch.nn.functional.linear", "torch.Tensor.mul", "aten.mul.Tensor"
 
-# By name what is read of the explanation of the layer, and what it is.
+# Each case: a function that reads the explanation of the layer, and the expected value.
 OF_THE_LAYER = {
     "inputs are leaves of a tree": (
         lambda p: [(x.name, x.kind, x.size, x.dtype, x.requires_grad, x.metadata) for x in p.inputs],
@@ -209,7 +209,7 @@ def guard_texts(program):
     return {guard.text for guard in program.guards}
 
 
-# By name the function that explains something, what is read of the program, and what it is.
+# Each case: a function that explains something, a function that reads the program, and the expected value.
 OF_OTHERS = {
     "methods of one name are functions of their own": (
         lambda: desugar.explain(Outer(net=Net()), torch.ones(2, 3)),
@@ -353,7 +353,7 @@ def test_a_module_and_what_compile_made_of_it():
         program = desugar.explain(fn, torch.ones(2, 3), scale=3).program
         assert [leaf.name for leaf in program.inputs] == ["x"] and "scale == 3" in guard_texts(program)
         assert [leaf.name for leaf in program.captured] == ["self.inner.weight", "self.inner.bias"]
-    assert not compiled.programs  # an explanation is no call
+    assert not compiled.programs  # an explanation does not count as a call
 
 
 def test_outer_sizes_and_symbols_are_told_in_the_users_words():
@@ -417,7 +417,7 @@ def shows(*parts, **changes):
     return lambda p: [part in render_text(replace(p, **changes)) for part in parts]
 
 
-# By name what is read of the explanation of the layer as it is shown, and what it is.
+# Each case: a function that reads the rendered explanation of the layer, and the expected value.
 SHOWN = {
     "the text has every part": (
         lambda p: re.findall(r"^== (.*) ==$", render_text(p), re.MULTILINE),

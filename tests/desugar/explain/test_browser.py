@@ -67,7 +67,7 @@ def opened(browser, report, tmp_path):
 
 
 def keep(page, name):
-    """A picture for whoever asks for them."""
+    """Saves a screenshot if DESUGAR_SCREENSHOTS names a folder."""
     if folder := os.environ.get("DESUGAR_SCREENSHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         page.screenshot(path=f"{folder}/{name}.png")
@@ -95,7 +95,7 @@ def test_a_line_an_op_and_a_node_light_up_together(opened):
     assert "z.sum()" in page.locator("[data-line].on").inner_text()
     page.locator("[data-op]", has_text="torch.Tensor.mul").first.click()
     assert "w * 2" in page.locator("[data-line].on").inner_text()
-    assert page.locator("[data-op].on").count() == 2  # the op, and what ran inside
+    assert page.locator("[data-op].on").count() == 2  # the op, and the ops that ran inside
 
 
 def test_what_was_not_compiled_has_a_page_too(opened, report):

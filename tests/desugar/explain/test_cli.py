@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and the exit codes."""
+"""The command line: its output, its files, and its exit codes."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def script(tmp_path):
 
 
 def report(script, *arguments, options=(), code=0):
-    """In a process of its own: a script may do as it likes with the one it runs in."""
+    """Runs the command in a new process, since a script may change the process that runs it."""
     command = [sys.executable, "-m", "desugar", "report", *options, str(script), *arguments]
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""What is collected while something runs: programs, their names, why each was compiled, what calls and guards take."""
+"""The collector of a running script: programs, names, reasons for compilations, and times of calls and guards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def collector():
 
 
 def collect(collector, *calls, way=None):
-    """Programs that calls of `layer` make; a call is a tuple of arguments, or a function of what was compiled."""
+    """Programs that calls of `layer` make; a call is a tuple of arguments, or a function of the compiled layer."""
     compiled = way or desugar.compile(layer, backend="eager")
     with collector.collecting():
         for call in calls:
@@ -60,7 +60,7 @@ def negated_in_a_pool(collector):
 
 
 def source_of(program):
-    """The first line of a program's function, and whether its other lines are those of its ops."""
+    """The first line of a program's function, and whether its other lines are the lines of its ops."""
     (source,) = program.sources
     lines = {line.strip() for line in source.lines[1:]}
     return source.lines[0], {op.place.text for op in program.ops} == lines
@@ -68,7 +68,7 @@ def source_of(program):
 
 W = make_weight()
 
-# By name what runs, what is read of the report, and what it is.
+# Each case: a function that runs calls, a function that reads the report, and the expected value.
 COLLECTED = {
     "calls are counted and timed": (
         lambda collector: collect(collector, *[(make_x(), W)] * 4),
@@ -196,7 +196,7 @@ def test_nothing_is_left_behind(collector):
     assert len(collector.report("test").programs) == 1
 
 
-# ---- what was not compiled -------------------------------------------------------------------------------------
+# ---- functions that are not compiled ---------------------------------------------------------------------------
 
 
 def breaks_in_a_loop(x):

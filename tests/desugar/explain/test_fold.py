@@ -65,7 +65,7 @@ def missing(parts, text):
 
 
 def whole(program):
-    """What the unfolded text shows."""
+    """The lines of the unfolded text."""
     yield from (f"\nself.layers[{n}].up.weight: Tensor" for n in range(LAYERS))
     yield from (graph.text.rstrip() for graph in program.graphs)
     yield from (program.wrapper.rstrip(), *(guard.text for guard in program.guards))
@@ -85,7 +85,7 @@ NAMES = f"self.layers[0] … self.layers[{LAYERS - 1}]"
 WEIGHTS = f"self.layers[0 … {LAYERS - 1}].up.weight"
 FEW = "\n".join(f"    x{n} = a{n}.qdata" for n in range(20))
 
-# By name what is read of the explanation of the stack, and what it is.
+# Each case: a function that reads the explanation of the stack, and the expected value.
 OF_THE_STACK = {
     "ops are named by their parameters": (
         lambda e: [(run.length, run.count, run.label) for run in folded(e).ops],

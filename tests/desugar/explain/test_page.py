@@ -69,7 +69,7 @@ def declared(text):
 
 FETCHES = r"https?:|@import|url\(|import\(|fetch\(|XMLHttpRequest"
 
-# By name what is read of the page, and what it is.
+# Each case: a function that reads the page, and the expected value.
 OF_THE_PAGE = {
     "its title": (
         lambda page: (data_of(page)["title"], Page(page).parts["title"]),

@@ -1,4 +1,4 @@
-"""What rules read from outside may change between calls, and where a tensor begins: compiled code follows."""
+"""Values that a rule reads from outside may change between calls, as may storage offsets; compiled code follows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def class_with(materialize=Held.materialize, rule=None, **members):
 
 
 def make_class(shift):
-    """(a class that reads much, what changes a variable in a closure of it)."""
+    """Returns a class whose rule reads many variables, and a function that changes a variable of its closure."""
 
     def rule(func, x):
         global NUM_CALLS
@@ -168,7 +168,7 @@ def state_read(cls, method=None):
 
 def test_what_is_read_is_found():
     found = state_read(make_class(0.5)[0], "scaled")
-    # `cls` is what the rule makes; NUM_CALLS, which the rule assigns, is not here.
+    # `cls` is the class that the rule constructs; NUM_CALLS, which the rule assigns, is not here.
     assert {read.name: read.value for read in found if read.name != "cls"} == {
         "factor": factor,
         "SETTINGS": SETTINGS,
@@ -191,7 +191,7 @@ def test_reads_are_in_one_order():
 
 
 class Factor:
-    """An object whose attribute is that of its class, and one with slots."""
+    """An object that reads one attribute from its class, and one from a slot."""
 
     of_class = 2.0
     __slots__ = ("of_slot",)
@@ -366,7 +366,7 @@ OFFSETS_FUNCTIONS = {
 
 
 def check(compiled, fn, start):
-    """Eager mode's result, in the same place of the storage, and what was written there."""
+    """Asserts that the result, its place in the storage and the writes to the storage equal eager mode's."""
     ours, theirs = STORAGE.clone(), STORAGE.clone()
     found, expected = compiled(ours[start : start + 5]), fn(theirs[start : start + 5])
     torch.testing.assert_close(found, expected)

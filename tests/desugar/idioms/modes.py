@@ -295,7 +295,7 @@ class Derived(Base):
         return super().forward(x) + shift
 
 
-# --------------------------------------------------------------------------------------------- what is compiled
+# --------------------------------------------------------------------------------------------- compiled objects
 
 
 class Scale:
@@ -427,7 +427,7 @@ def compiled_function_calls_itself(compile_):
     return (fn(make(TwoTensor, 2, 3), n) for n in (0, 1, 3, 2))
 
 
-# ------------------------------------------------------------------------------------ what happens between calls
+# ----------------------------------------------------------------------------------------- changes between calls
 
 
 @idiom

@@ -1,4 +1,4 @@
-"""Idioms of modules, objects and tensors: what changes on them between calls, hooks, copies, branches on data."""
+"""Idioms of modules, objects and tensors: changes to them between calls, hooks, copies, branches on data."""
 
 from __future__ import annotations
 

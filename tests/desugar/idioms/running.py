@@ -1,9 +1,10 @@
-"""Idioms of Python around tensors: how one is run, what is recorded of it, and how it is compared with eager mode.
+"""Runs idioms of Python around tensors, records their results, and compares the records with eager mode.
 
-An idiom is a function that returns an iterator. It gets `compile_`, calls what `compile_` makes of a function several
-times, changes the function's surroundings between the calls, and yields everything that a caller can see after each of
-them. Each item is recorded at once, so that later writes to it do not count. The idiom runs in eager mode, where
-`compile_` returns its argument, and behind a door; both records must be equal.
+An idiom is a function that returns an iterator. It gets `compile_` and calls a compiled function several times. It
+changes the function's surroundings between the calls, and yields everything that a caller can see after each call.
+
+Each item is recorded at once, so that later writes to it do not count. The idiom runs in eager mode, where `compile_`
+returns its argument, and compiled in one way of `DOORS`. Both records must be equal.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Unlike:
     """An idiom with another outcome than in eager mode.
 
     Args:
-        outcome: `differs`, or the name of the type of the error that eager mode does not raise; several of them
-            where they differ between releases of PyTorch.
+        outcome: `differs`, or the name of the type of an error that eager mode does not raise. A tuple has the names of
+            several releases of PyTorch.
         reason: Why the outcome is right.
-        fixed_in: The first PyTorch release where the outcome is the one of eager mode.
-        doors: The doors that have this outcome; behind the others, the idiom is as in eager mode.
+        fixed_in: The first PyTorch release with the same outcome as eager mode.
+        doors: The ways to compile that have this outcome; in the others, the idiom runs as in eager mode.
     """
 
     outcome: str | tuple[str, ...]
@@ -69,9 +70,9 @@ def idioms_of_calls(table: dict[str, Any]) -> None:
     """Registers idioms in which nothing but the arguments changes.
 
     Args:
-        table: By name the function, a function of the compiled one and a tensor that calls it, and the class and sizes
-            of that tensor, where it is not a `TwoTensor` of 2 x 3. Each item of an iterator is recorded when it comes;
-            any other value is recorded as a whole.
+        table: Maps a name to the function, and to a function that calls the compiled function with a tensor. The class
+            and the sizes of the tensor follow if it is not a `TwoTensor` of 2 x 3. Each item of an iterator is recorded
+            when it comes; any other value is recorded as a whole.
     """
     for name, (fn, calls, *of) in table.items():
         idiom(functools.partial(_called, fn, calls, of or [TwoTensor]), name)
@@ -91,10 +92,10 @@ def idioms_of_changes(table: dict[str, Any]) -> None:
     """Registers idioms in which an object changes between calls of a function that reads it.
 
     Args:
-        table: By name a function that makes the object, and one that gives what is compiled of it, or None if that is
-            the object itself (of a list, each item is compiled); then a function of the compiled one and the object
-            that makes a call, or several, whose results it returns as an iterator; then changes of the object, each
-            with another such call after it.
+        table: Maps a name to a function that makes the object, a function that returns the callable to compile, a call,
+            and changes. None in the second place compiles the object itself; of a list, each item is compiled. The call
+            gets the compiled function and the object; it may return the results of several calls as an iterator. Each
+            change has another such call after it.
     """
     for name, (make_held, what, call, *changes) in table.items():
         idiom(functools.partial(_changed, make_held, what, call, (again, *changes)), name)
@@ -145,7 +146,7 @@ def between(call: Callable[[], Any], *changes: Callable[[], Any]) -> Iterator[An
 
 
 def within(call: Callable[[], Any], *managers: Any) -> Iterator[Any]:
-    """Yields what a call gives inside of each context manager, recorded outside; None is no manager."""
+    """Yields the result of a call inside of each context manager, recorded outside; None enters none."""
     for manager in managers:
         with manager or contextlib.nullcontext():
             out = call()
@@ -153,7 +154,7 @@ def within(call: Callable[[], Any], *managers: Any) -> Iterator[Any]:
 
 
 def trained(fn: Any, *args: Any) -> tuple[Any, ...]:
-    """Calls a function, runs the backward of what it returns, and gives the result and the arguments."""
+    """Calls a function, runs the backward of its results, and returns the results and the arguments."""
     out = fn(*args)
     backward(out)
     return out, args
@@ -168,7 +169,7 @@ def check_idiom(name: str, door: str, unlike: Unlike | None = None) -> None:
         unlike: The exception, if there is one for this idiom.
 
     Raises:
-        AssertionError: The outcome is not the one that was expected.
+        AssertionError: The outcome differs from the expected one.
     """
     compile_ = by_stock if door == STOCK else DOORS[door]
     want = run(IDIOMS[name], eager)

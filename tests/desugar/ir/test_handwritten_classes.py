@@ -1,4 +1,4 @@
-"""What can be proved of a class written by hand: that its methods do very little."""
+"""Desugar accepts a class written by hand if it can prove that the methods of the class do very little."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Counted(Single):
 
 
 class Asking(Single):
-    """Asks itself what to give."""
+    """A class whose `__tensor_flatten__` branches on its state."""
 
     def __tensor_flatten__(self):
         return ["a"] if self.a is not None else [], None
@@ -37,7 +37,7 @@ class Reading(Single):
 
 
 class Policied(Single):
-    """Its size is what its own dispatch answers."""
+    """A class whose own dispatch computes its size."""
 
     options: ClassVar[dict[str, Any]] = {"dispatch_sizes_strides_policy": "sizes"}
 
@@ -46,14 +46,14 @@ NAMES = ["a"]
 
 
 def rebuilding(build):
-    """Gives what is made of an inner tensor."""
+    """The namespace of a class whose `__tensor_unflatten__` calls `build` with the inner tensor."""
     return {
         "__tensor_unflatten__": classmethod(lambda cls, inner_tensors, *_: build(cls, inner_tensors["a"]))
     }
 
 
 Other = type("Other", (Single,), rebuilding(lambda cls, a: Single(a)))
-# What else a class has; `Counted` has a further attribute, and `Other` gives an instance of another class.
+# Further members of a class; `Counted` has a further attribute, and `Other` returns an instance of another class.
 MORE = {
     "a slot that is in no dictionary": {"__slots__": ("hidden",)},
     "another storage offset": {"options": {"storage_offset": 3}},
@@ -68,7 +68,7 @@ def is_plainly_built(x):
     return unwrap_value(x, Flat()).plainly_built
 
 
-# Metadata in the dictionary, and what classes do besides.
+# Metadata in the dictionary, and classes with further behaviour.
 ODD = [make(Tagged, 2, 3), *(cls(torch.ones(2, 3)) for cls in (Counted, Policied, Other))]
 ODD += [type(name, (Single,), more)(torch.ones(2, 3)) for name, more in MORE.items()]
 FLATTENING = {

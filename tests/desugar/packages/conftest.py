@@ -1,4 +1,4 @@
-"""Packages of plain graphs, which run op by op: what is tested is everything but the machine code."""
+"""Packages of plain graphs, which run op by op: the tests cover everything but the machine code."""
 
 import pytest
 

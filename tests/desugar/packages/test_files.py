@@ -1,4 +1,4 @@
-"""The file of a package: what is refused, that no changed byte gives another result; the command that shows it."""
+"""The file of a package: loading refuses damaged files, no changed byte changes a result; the `package` command."""
 
 import contextlib
 import hashlib
@@ -24,7 +24,7 @@ from tests.desugar.packages.test_inference import Block, int8_block, rows
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A package of rows: its file, the model, and what the manifest says."""
+    """A package of rows: its file, the model, and its manifest."""
     place, model = tmp_path_factory.mktemp("packages") / "rows.pt2", Block()
     torch.compiler.reset()
     return place, model, desugar.save(place, model, desugar.call(rows(3, 5, 2)), native=False)
@@ -64,7 +64,7 @@ def assert_refused(place, said=None):
         desugar.load(place, native=False)
 
 
-# ------------------------------------------------------------------------------------------------- what is refused
+# --------------------------------------------------------------------------------------------------- refused files
 
 
 NO_PACKAGES = {
@@ -180,7 +180,7 @@ def test_damaged_entries(saved, tmp_path, entry):
 def test_a_manifest_that_somebody_signed_anew(saved, tmp_path_factory, position, byte):
     """A changed manifest with a digest that fits: an error of the package, or a call that ends; never code."""
     target = rewrite(saved[0], tmp_path_factory.mktemp("signed") / "rows.pt2", replaced(position, byte))
-    # The errors besides those of a package are those of a valid manifest of another program.
+    # A package raises its own errors; a valid manifest of another program raises that program's errors.
     with contextlib.suppress(PackageError, RuntimeError, TypeError, ValueError, AttributeError, IndexError):
         desugar.load(target, native=False)(rows(1, 4))
 
@@ -219,7 +219,7 @@ NO_NAMES = ["__class__", "x; import os", "__dict__", "a.b", "values()", "", "_la
 @pytest.mark.parametrize("rename", [rename_inner, rename_path, rename_method, rename_parameter])
 @pytest.mark.parametrize("name", NO_NAMES)
 def test_names_become_no_text(saved, tmp_path, name, rename):
-    """Names of a manifest stand in generated text only if they are names of inner tensors or parameters."""
+    """Generated text contains a name of the manifest only if it names an inner tensor or a parameter."""
     target = rewrite(saved[0], tmp_path / "named.pt2", in_json(lambda data: rename(data["manifest"], name)))
     if rename is rename_parameter and name in ("__class__", "__dict__"):  # valid names of a parameter
         desugar.load(target, native=False)
@@ -267,7 +267,7 @@ def test_errors_can_be_pickled():
 
 
 def run(*arguments):
-    """The exit code of a command, and what it prints."""
+    """The exit code and the output of a command."""
     made = CliRunner().invoke(app, ["package", *map(str, arguments)])
     return made.exit_code, made.output
 

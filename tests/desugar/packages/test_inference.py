@@ -1,4 +1,4 @@
-"""Packages of inference: what they take and return, with eager mode as the judge."""
+"""Packages of inference return the same results as eager mode, for arguments of many kinds."""
 
 from __future__ import annotations
 
@@ -371,7 +371,7 @@ def test_dynamic_sizes(pack, size):
 
 
 def test_a_static_batch_of_another_size(pack):
-    """What PyTorch's own export took: a program for batch 4 that was given batch 5, and returned garbage."""
+    """A program for batch 4 refuses batch 5, for which PyTorch's own export returned garbage."""
     package = pack(Block(), of(4, 8))
     with pytest.raises(SignatureError, match=r"x.size\(0\): expected 4, got 5") as caught:
         package(torch.randn(5, 8))

@@ -26,7 +26,7 @@ from tests.modules import Held
 
 
 def run(*command):
-    """Runs a program in a process of its own; returns what it prints."""
+    """Runs a program in a process of its own; returns its output."""
     made = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return made.stdout

@@ -1,4 +1,4 @@
-"""Packages of training: gradients are those of eager mode, for every set of gradients that arrives."""
+"""A package of training computes the gradients of eager mode, whichever results get a gradient."""
 
 import copy
 
@@ -15,7 +15,7 @@ from tests.modules import Held
 
 
 def gradients(fn, leaves, args, loss):
-    """Returns the gradients of the leaves, and what is said of the gradients of the results."""
+    """Returns the gradients of the leaves, and `(requires_grad, is_leaf)` of each result."""
     for leaf in leaves:
         leaf.grad = None
     results = fn(*args)

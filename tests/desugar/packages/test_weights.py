@@ -34,7 +34,7 @@ class Two(Held):
 
 
 class Tied(nn.Module):
-    """An embedding whose weight is that of the last layer, too."""
+    """An embedding that shares its weight with the last layer."""
 
     def __init__(self):
         super().__init__()

@@ -148,7 +148,7 @@ def test_overlapping_inputs_that_are_written():
 
 
 def pruned(fn, missing, *args):
-    """(the whole backward, what is left of it); `missing` are tangent slots."""
+    """Returns the whole backward and the pruned backward; `missing` are tangent slots."""
     program = desugar.trace(fn, *args)
     split, backward = program.spec.split, program.backward
     sources = zip(backward.graph.find_nodes(op="placeholder"), split.backward_inputs, strict=True)
@@ -182,7 +182,7 @@ def test_what_saved_values_alone_feed_stays_if_it_is_needed():
 
 
 def test_a_broadcast_zero_is_kept():
-    """A sum that changes the size is no copy of its other half."""
+    """A zero that broadcasts the other operand changes the size, so the sum is kept."""
     _, left = pruned(lambda x: (x.sum(), x * 2), {1}, leaf(3))
     (gradient,) = output_nodes(left)
     assert tuple(gradient.meta["val"].shape) == (3,)
@@ -209,7 +209,7 @@ def test_no_gradient_at_all():
     assert "compiled_graph" not in program.variants.sources[0]
 
 
-# Two results; the size of `b` is an expression of that of `a`, and only the second result needs `a`.
+# Two results; the size of `b` is an expression of the size of `a`, and only the second result needs `a`.
 shifted = lambda a, b: (b.sin(), (a + b[1:]).exp())  # noqa: E731
 
 

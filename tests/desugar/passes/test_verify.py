@@ -91,7 +91,7 @@ def call_a_module(graph):
     return insert(graph, first_call(graph), "relu", op="call_module")
 
 
-# By what is broken, how it is broken, and the message; `NODE` is the name of the node that is broken.
+# Maps the broken property to a function that breaks it, and the message; `NODE` is the name of the broken node.
 BROKEN = {
     "a subclass": (
         lambda graph: hold(graph, lambda val: make(Pair, 2, 3)),

@@ -1,4 +1,4 @@
-"""What PyTorch's tools see: artifacts under TORCH_TRACE, the logger's levels, and names in those of the user."""
+"""Output for PyTorch's tools: artifacts under TORCH_TRACE, the logger's levels, and the user's names for values."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ torch.compile(lambda x: x + 1, backend="desugar", options={"backend": "eager"})(
 
 @pytest.fixture
 def run_script(tmp_path):
-    """Runs the script from a file, whose lines Dynamo's graphs then name, and returns what it says."""
+    """Runs the script from a file, whose lines Dynamo's graphs then name, and returns its stderr."""
 
     def run(**environment):
         script = tmp_path / "script.py"
@@ -73,7 +73,7 @@ def read_artifacts(file):
 def test_torch_trace_gets_the_texts_of_each_compilation(trace):
     texts = {(number, name): text for number, name, text in read_artifacts(trace)}
     ids = list(dict.fromkeys(number for number, _ in texts))
-    assert ids == [(0, 0), (0, 1), (1, 0)], "Dynamo's own, through both doors"
+    assert ids == [(0, 0), (0, 1), (1, 0)], "Dynamo's ids, from desugar.compile and torch.compile"
     names = [{name.removeprefix("desugar_") for number, name in texts if number == one} for one in ids]
     common = {"reason", "stages", "layouts", "forward_graph", "wrapper"}
     assert names == [common | {"backward_graph"}, common, common]
@@ -155,7 +155,7 @@ test_a_failed_compilation_has_its_error = giving(
 )
 
 
-# ---- Dynamo's names in those of the user ----------------------------------------------------------------------------
+# ---- user's names for Dynamo's names --------------------------------------------------------------------------------
 
 NAMES = [
     ("L['x']", "x"),

@@ -299,7 +299,7 @@ def test_a_policy_of_checkpointing_is_not_stored(traced, caplog):
 
 
 def test_a_file_that_was_edited_while_the_process_runs(traced, load, tmp_path):
-    """What counts is the code in memory; the next process has that of the file."""
+    """A running process compiles the code in memory; the next process compiles the code of the file."""
     module, path = load_class(load), tmp_path / "helper_of_class.py"
     path.write_text("def scale(t):\n    return t * 5\n")
     os.utime(path, (1e9, 1e9))
@@ -392,7 +392,7 @@ def test_what_a_helper_holds_is_part_of_the_key(traced, load, before, after):
     assert len(traced) == 2
 
 
-# ---------------------------------------------------------------------------------------------- what is not stored
+# ------------------------------------------------------------------------------------ programs that are not stored
 
 
 def local_class():
@@ -605,7 +605,7 @@ print(json.dumps(counts))
 
 
 def start(folder: Path, way: str = "desugar", **environment: str) -> dict[str, int]:
-    """Runs the script in a new process; returns how often it traced and asked for the compiler's command line."""
+    """Runs the script in a new process; returns the numbers of traces and of reads of the compiler's command line."""
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "DESUGAR_STORE": "1"} | environment
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, way],

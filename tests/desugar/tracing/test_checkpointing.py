@@ -93,7 +93,7 @@ def outside(fn, make_args, **options):
 
 
 chained = lambda x: checkpointed(lambda x: x.sin() * x)(x).exp()  # noqa: E731
-# Regions inside, and how they are compiled; or outside of what is compiled.
+# Regions inside of the compiled function, with its way to compile, or outside of it.
 JUDGED = {
     **{
         f"{name}, {cls.__name__}": lambda policy=policy, cls=cls: (

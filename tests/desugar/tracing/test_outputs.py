@@ -1,4 +1,4 @@
-"""Writes to inputs, results that are inputs or views: what a caller can do with them afterwards, as in eager mode."""
+"""Writes to inputs, and results that are inputs or views: later writes and gradients behave as in eager mode."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": 
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 classes = pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 
-# ---- the scenario: call, look, write to what came out, differentiate -----------------------------------------
+# ---- the scenario: call, look, write to the results, differentiate -------------------------------------------
 
 
 def observe(tensors: list[Any], arguments: int) -> Any:
-    """What can be seen of tensors: facts, views of one another, aliasing, identities, versions, values.
+    """All visible facts of tensors: metadata, views of one another, aliasing, identities, versions, values.
 
-    The version of a new tensor says nothing, nor does its base where nobody holds that.
+    The record omits the version of a new tensor, and the base if nobody holds the base.
     """
     views = [[t._is_view() and read(lambda t=t: t._base) is other for other in tensors] for t in tensors]
     values = [read(lambda t=t: [part.detach().clone() for part in plain_parts(t)]) for t in tensors]
@@ -170,7 +170,7 @@ def test_writes_behind_dynamo(name):
 @pytest.mark.parametrize("name", ["in place", "in place and another result", "a part", "read before", "both"])
 @classes
 def test_writes_to_what_has_a_gradient(name, cls, later):
-    """The argument is a non-leaf, as eager mode asks."""
+    """The argument is a non-leaf, as eager mode requires."""
 
     def make_args():
         leaf = make(cls, 2, 3, grad=True)
@@ -259,7 +259,7 @@ def test_the_bits_of_small_numbers(dtypes, way):
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_argument(name):
-    """The argument is a view itself: what is written to its result reaches the base."""
+    """The argument is a view itself: a write to its result reaches the base."""
 
     def make_args():
         base = make(TwoTensor, 4, 3)

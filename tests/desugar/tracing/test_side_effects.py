@@ -1,4 +1,4 @@
-"""Writes to tensors that stand for one element several times, random numbers, ops with an effect."""
+"""Writes to tensors that repeat an element, random numbers, ops with an effect."""
 
 from __future__ import annotations
 

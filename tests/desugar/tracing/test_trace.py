@@ -130,7 +130,7 @@ LYING = {
 }
 
 
-# ---- what functions do ---------------------------------------------------------------------------------------
+# ---- functions -----------------------------------------------------------------------------------------------
 
 
 def no_grad_inside(x, y):
@@ -343,7 +343,7 @@ TWICE = {
     "a result and its value": lambda x: ((y := x * 2), y.materialize() * 1),
     "in place": lambda x: (x.mul_(2), x.materialize().sum()),
 }
-# These read an inner tensor of what the rule made, which is refused for a representation.
+# These read an inner tensor of the rule's result, which is refused for a representation.
 OF_A_RULE = {
     *itertools.product(["inner tensors", "the first alone"], ["two results", "a result and its value"])
 }
@@ -355,7 +355,10 @@ OF_A_RULE |= {("one of each", "two results")}
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("cls", [Thirds, Tripled])
 def test_gradients_of_results_are_added_as_cotangents(fn, read, cls):
-    """A trace took them for values, whose sum materialized: the gradient was nine times that of eager mode."""
+    """A gradient that reads several results sums their cotangents, and equals eager mode's gradient.
+
+    A trace once took the cotangents for values, whose sum materialized: the gradient was nine times too large.
+    """
     gradients = []
     for call in (TWICE[fn], by_pass(TWICE[fn])):
         p = torch.full((3,), 0.1, requires_grad=True)

@@ -1,6 +1,7 @@
-"""What the pass does not take goes to PyTorch's AOTAutograd with a warning.
+"""Graphs that the pass refuses go to PyTorch's AOTAutograd with a warning.
 
-Where that is wrong, and with `strict`, it is an error, which leaves everything as it was; the next call works.
+If AOTAutograd's result would be wrong, and with `strict`, the call raises an error and leaves everything as it was. The
+next call works.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ if torch.__version__ >= "2.15":  # which fills where a number is assigned to
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
 @pytest.mark.parametrize("write", REPEATED.values(), ids=REPEATED)
 def test_writes_that_come_back_to_one_element_several_times(write, cls):
-    """Functionalization takes the sum of what the copies became, and PyTorch's own compiler with it."""
+    """Functionalization, and so PyTorch's own compiler, wrongly adds up the written copies of the element."""
     error = assert_wrong_everywhere(
         lambda x: (write(x), x * 1)[1], lambda: (make(cls, 3, 4),), "expanded|unfolded"
     )
@@ -98,7 +99,7 @@ def test_writes_to_each_element_once(cls, door):
     judge(fn, lambda: (make(cls, 3, 4),), way=door, calls=2)
 
 
-# ---- what AOTAutograd takes ----------------------------------------------------------------------------------
+# ---- code that AOTAutograd compiles --------------------------------------------------------------------------
 
 
 def data_assigned(x, y):
@@ -375,7 +376,7 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_a_trace_cannot_know_is_named(name):
-    """Dynamo sees it in the user's code; what it does not look at, and the code of a class, may do it in a trace."""
+    """Dynamo finds such reads in the user's code; class code, and code that Dynamo skips, may do them in a trace."""
     read, match = UNKNOWN[name]
     with pytest.raises(DesugarError, match=match) as caught, tracing_modes(FakeTensorMode()):
         read(torch.ones(3))

@@ -1,4 +1,4 @@
-"""Results that are views of an inner tensor of an argument, or hold such views: what eager mode says holds."""
+"""Results that are views of an argument's inner tensor, or that hold such views, behave as in eager mode."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_write_to_a_part_is_refused_or_noticed_as_in_eager_mode(door, grad):
     )
 
 
-# A view whose gradient is another one than that of a view.
+# A view with its own formula for the gradient.
 scaled = autograd_function(lambda ctx, t: t.view_as(t), lambda ctx, grad: grad * 10)
 
 
@@ -142,7 +142,7 @@ CASES = {
 
 
 def play(fn, make):
-    """What results hold at once, and what the arguments hold once the results are written to."""
+    """The values in the results, and the values in the arguments after writes to the results."""
     seen = []
     for _ in range(2):
         x = make()

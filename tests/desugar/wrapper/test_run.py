@@ -1,4 +1,4 @@
-"""The generated wrappers: gradients, what their text leaves out, and results as they are built."""
+"""The generated wrappers: gradients, the steps that their text omits, and results as they are built."""
 
 import contextlib
 import gc
@@ -233,7 +233,7 @@ def test_gradients(name):
     ids=["third", "second, of views of one intermediate"],
 )
 def test_higher_derivatives(fn, run, cls):
-    # A second double backward of a program takes PyTorch's formulas, which are not those of rules above autograd.
+    # A second double backward of a program calls PyTorch's formulas instead of rules above autograd.
     refused = pytest.raises(DispatchError, match="PyTorch's formula for an op calls it")
     with refused if cls is Beside and run is of_third_order else contextlib.nullcontext():
         assert_same(fn, run, cls)

@@ -159,7 +159,7 @@ def one_raises_alone(world: World) -> Iterator[Any]:
 
 
 def error_of(call: Callable[[], Any]) -> str:
-    """What a call raises; empty if nothing."""
+    """The error message of a call, or an empty string."""
     try:
         call()
     except (RuntimeError, TypeError) as error:
@@ -177,7 +177,7 @@ def step_in_place(x: Tensor, group: Any) -> Tensor:
     return y + 1
 
 
-# ---- what the ranks have to get ------------------------------------------------------------------------------
+# ---- expected values of the ranks ----------------------------------------------------------------------------
 
 
 def total(xs: list[Any]) -> Any:

@@ -50,7 +50,7 @@ def of_sizes(fn: Callable[[Tensor], Tensor], *sizes: int, grad: bool = False) ->
 
 
 def twice(fn: Callable[..., Any], step: Callable[[World, Any, int], Any]) -> Run:
-    """Two steps, each given what was compiled, and a number; a step returns what is compared."""
+    """Two steps; each step gets the compiled function and a number, and returns the value to compare."""
 
     def run(world: World) -> Iterator[Any]:
         compiled = world.compile(fn)

@@ -105,7 +105,7 @@ def adapted() -> nn.Module:
 
 
 def frozen(make: Callable[[], nn.Module]) -> Run:
-    """Calls, and the class of what each rank has of a parameter."""
+    """Calls, and the class of each rank's part of a parameter."""
 
     def run(world: World) -> Iterator[Any]:
         model = make().requires_grad_(False)

@@ -76,7 +76,7 @@ CASES = {
     "two layers, activations sharded by rows: training": Case(training(MLP, by_sequence)),
     "two layers, `DTensor` result: training": Case(training(MLP, whole_dtensors)),
     **{
-        # A scale of activations is that of a rank's columns.
+        # The scale of activations derives from the columns of a rank.
         f"{name}: {kind}": Case(forward(cls, config), tolerance=3e-2 if "activations" in kind else 1e-5)
         for cls, name in NAMES.items()
         for kind, config in CONFIGS.items()

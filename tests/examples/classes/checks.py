@@ -1,4 +1,4 @@
-"""What the tests of several classes of the gallery check, and tests that many of them have."""
+"""Checks that the tests of several classes of the gallery share, and tests that many of them have."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def converted(
 
 
 def agreeing(cases: Mapping[str, tuple[Sequence[Make], Callable[[Any], Sequence[tuple[Any, Any]]]]]) -> Any:
-    """A test of ``(makes, pairs)``: of each value results, and what they are."""
+    """A test of ``(makes, pairs)``; `pairs` returns results of a value, each with its expected value."""
     every = {
         f"{name}, {n}": (make, pairs)
         for name, (makes, pairs) in cases.items()

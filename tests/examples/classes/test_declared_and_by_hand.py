@@ -1,4 +1,4 @@
-"""Quaternions and log-probabilities, declared and by hand: values and gradients are those of plain formulas."""
+"""Quaternions and log-probabilities, declared and by hand: values and gradients equal plain formulas."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""Weights of the gallery, declared and by hand: layers are those of the whole matrix, and its parts train."""
+"""Weights of the gallery, declared and by hand: layers equal layers of the whole matrix, and inner tensors train."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -200,7 +200,7 @@ TWO, THREE, THREE_SCALES = torch.zeros(2).long(), torch.zeros(3).long(), torch.o
 
 
 def writes(size, error):
-    """What each weight refuses."""
+    """The writes that each weight refuses."""
     return (error, None, [lambda w: w.mul_(2), lambda w: w.__isub__(w), lambda w: w.copy_(torch.zeros(size))])
 
 

@@ -1,4 +1,4 @@
-"""What an adopted class flattens to: what it flattened to before, whatever changes between two calls."""
+"""An adopted class flattens to the same values as before, whatever changes between two calls."""
 
 import copy
 import pickle
@@ -351,7 +351,7 @@ def test_threads_that_learn_at_once_agree():
     assert all(other == first for other in others)
 
 
-# ---- what the `__tensor_unflatten__` of an adopted class builds, as its own method does --------------------
+# ---- the `__tensor_unflatten__` of an adopted class builds the same value as the class's own method --------
 
 
 def run_on_both(cls, func, args):

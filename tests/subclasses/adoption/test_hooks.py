@@ -1,4 +1,4 @@
-"""What ``adopt`` gives a class: guards, gradients, keys of compiled programs, loading."""
+"""``adopt`` adds guards, gradients, keys of compiled programs and loading to a class."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def facts(x, own):
 
 
 def adopted(kind):
-    """What makes a value of an adopted class, and the method that the class had before."""
+    """Returns a function that makes a value of an adopted class, and the class's earlier method."""
     cls, make = getattr(by_hand, kind)()
     own = cls.__tensor_flatten__
     subclasses.adopt(cls)
@@ -160,7 +160,7 @@ def test_a_gradient_becomes_plain_where_a_plain_one_was_traced():
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    # By default: the dequantize of every tensor is no conversion.
+    # By default, `dequantize`, which every tensor has, does not count as a conversion.
     [({}, None), ({"to_plain": lambda x: x.raw + 1}, torch.full((2, 3), 2.0))],
 )
 def test_the_conversion_may_be_given(options, expected):

@@ -14,7 +14,7 @@ from tests.doors import DOORS
 
 
 def gradients(out: Any, leaves: Sequence[Tensor], *, twice: bool = False, zeros: bool = True) -> list[Any]:
-    """Returns the gradients of a weighted sum of results, and those of the sum of their squares.
+    """Returns the gradients of a weighted sum of results, and the gradients of the sum of their squares.
 
     Args:
         out: A plain tensor, or several.
@@ -70,7 +70,7 @@ def numbers(*sizes: Any, dtype: torch.dtype = torch.float64, seed: int = 3) -> l
 
 
 def passing(backward: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns an autograd function that returns its argument, and in its backward this of what arrives."""
+    """Returns an autograd function that returns its argument; its backward returns ``backward(gradient)``."""
 
     class Passing(torch.autograd.Function):
         @staticmethod
@@ -109,14 +109,14 @@ def agreeing(
     twice: Sequence[str] = (),
     **how: Any,
 ) -> Any:
-    """A test of ``(fn, plain, sizes)``: in eager mode each case, in compiled doors one of them.
+    """A test of ``(fn, plain, sizes)``: each case runs in eager mode, and one of them compiled.
 
-    A slow test in each compiled door runs all cases as one function.
+    A slow test of each way to compile runs all cases as one function.
 
     Args:
         cases: A function of leaves, the same without the classes, and the sizes of the leaves, or their data.
         doors: The ways in which the functions run, by name.
-        twice: The doors in which second gradients are compared.
+        twice: The ways in which second gradients are compared.
         how: Options of `agree`.
     """
     compiled = [door for door in doors if door != "eager"]

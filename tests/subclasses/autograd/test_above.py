@@ -39,7 +39,7 @@ def arithmetic(func, x, y):
 
 
 STRUCTURE = {"fallback": "materialize", "kind": "structure"}
-# Positive numbers by their logarithms: a product is a sum, so PyTorch's formula is not that of the logarithm.
+# Positive numbers by their logarithms: a product is a sum, so PyTorch's formula for a product would be wrong for them.
 Log = declare(
     __module__=__name__,
     name="Log",
@@ -58,7 +58,7 @@ def leaf(*size):
     return numbers(size)[0].requires_grad_()
 
 
-# What a function does with a value and a plain tensor.
+# Functions of a value and a plain tensor.
 MADE = {
     "by a number": lambda x, q: x * 3,
     "a sum": lambda x, q: x + q,
@@ -122,7 +122,7 @@ def test_what_is_read_is_the_memory_of_the_value():
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_a_write_without_gradients_to_the_result(is_read):
-    """It is no part of the function, as for plain tensors."""
+    """The write does not change the function that autograd records, as for plain tensors."""
     p = leaf(3)
     y = Log(p) * 3
     if is_read:
@@ -309,7 +309,7 @@ def writes_through_a_view(a, b):
 
 @pytest.mark.parametrize("door", WAYS)
 def test_what_was_written_through_a_view_is_read_of_a_result(door):
-    """The result of a graph has PyTorch's own node, and asks for the cotangent of its class."""
+    """The result of a graph has PyTorch's own node, whose cotangent has the class of the result."""
     run = DOORS[door](writes_through_a_view)
     agree(
         lambda a, b: run(a, b).unwrap("log"),
@@ -374,7 +374,7 @@ def on_numbers(func, *args, **kwargs):
     return Beside(func(*(t.a if isinstance(t, Beside) else t for t in args), **kwargs), x.b.clone())
 
 
-# Numbers, and others beside them that are no part of what it sums to.
+# Numbers, and other numbers beside them that do not enter its sum.
 Beside = declare(
     a=inner(differentiable=True),
     b=inner(differentiable=True),
@@ -395,7 +395,7 @@ ON_NUMBERS = {
 }
 
 
-# PyTorch's formula would compute with the plain gradient and the value, whose second tensor is no gradient.
+# PyTorch's formula would compute with the plain gradient and the value, whose second tensor is not a gradient.
 test_a_plain_cotangent_is_wrapped_before_the_rule_is_derived = agreeing(
     {
         f"{name}, {made}": (

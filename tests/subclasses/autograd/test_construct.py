@@ -72,7 +72,7 @@ def plainly_mutated(x, data, scale):
 
 
 def written_to_what_the_wrapper_was_made_of(data):
-    """Its inner tensors alias what was given, and the version counter knows."""
+    """The inner tensors alias the tensors given to the constructor and share their version counter."""
     data = data * 1
     out = Pair(data, data * 2).unwrap("b").sin()
     data.add_(1)
@@ -80,7 +80,7 @@ def written_to_what_the_wrapper_was_made_of(data):
 
 
 Summed = declare(rules={torch.ops.aten.add.Tensor: lambda func, x, y: Summed(func(x.held, y.held))})
-# What is made of tensors, the same without the class, and the sizes of the tensors.
+# A function that makes a value of tensors, the same without the class, and the sizes of the tensors.
 MADE = {
     "each inner tensor": (
         lambda a, b: torch.mul(*(Pair(a, b * 2).sin() * 3).unwrap()),
@@ -164,7 +164,7 @@ def test_an_append_in_place_that_would_lose_a_gradient_is_refused(door):
     torch.testing.assert_close(torch.autograd.grad(total, first)[0], 2 * first)
 
 
-# What a class makes of a plain cotangent, and the error.
+# The result of `wrap_cotangent` for a plain cotangent, and the error.
 WRAPPED = {
     "plain": (lambda c: c, "expected a Bad with the derivatives by each inner tensor, got a Tensor"),
     "none": (lambda c: None, "expected a Bad .*got a NoneType"),
@@ -369,7 +369,7 @@ DEPENDENT = {
 }
 
 
-# With a graph of the gradient, what one inner tensor is to another was counted twice.
+# With a graph of the gradient, the derivative of one inner tensor by another was once counted twice.
 test_second_derivatives = agreeing(
     {
         **{

@@ -1,4 +1,4 @@
-"""``Cls.Cotangent``: what it is, what it survives, and which calls mix it with values."""
+"""``Cls.Cotangent``: its definition, the operations that keep it, and the calls that mix it with values."""
 
 import copy
 import pickle
@@ -80,7 +80,7 @@ def test_a_copy_is_a_cotangent(make, how):
 
 
 def test_a_formula_combines_it_with_values_and_a_caller_does_not():
-    """The rule turns, and a product of inner tensors is what autograd multiplies by."""
+    """The rule rotates values, whereas autograd multiplies a cotangent by products of inner tensors."""
     x, other = turn().requires_grad_(), turn()
     x.exp().backward(x.cotangent(torch.ones(2), torch.ones(2)))
     torch.testing.assert_close(x.grad.cosine, x.detach().cosine.exp())
@@ -136,7 +136,7 @@ def test_an_optimizer_steps_a_leaf_by_it(leaf, cls, foreach):
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("door", DOORS)
 def test_a_compiled_step_of_adamw(door, foreach):
-    """Its products and roots are those of inner tensors, also where Dynamo inlines the rules."""
+    """AdamW multiplies inner tensors and takes their roots, also where Dynamo inlines the rules."""
     p = nn.Parameter(Trained(torch.randn(4, 2), torch.randn(2, 4)))
     inputs = torch.randn(5, 4)
     check_steps(p, foreach, lambda left, right: F.linear(inputs, left @ right).square().sum(), door)

@@ -31,7 +31,7 @@ Log = declare(
 
 @Log.implements(aten.mul.Tensor, derivative="formula")
 def rounded(func, x, y):
-    """Rounds, which autograd would give no gradient; the formula is that of the exact product."""
+    """Rounds, which has no gradient in autograd; the formula is the derivative of the exact product."""
     if not (isinstance(x, Log) and isinstance(y, Log)):
         return func(*(t.materialize() if isinstance(t, Log) else t for t in (x, y)))
     return Log((x.log + y.log).round(decimals=3))

@@ -118,7 +118,7 @@ def leaf(kind):
 
 @pytest.mark.parametrize("kind", FALLBACKS)
 def test_gradients_that_are_added_to(kind):
-    """Those of two values do not share memory, and may be expanded."""
+    """The gradients of two values do not share memory, and may be expanded."""
     p, q, given, expanded = leaf(kind), leaf(kind), torch.ones(2, 3), leaf(kind)
     (p.held + q.held).square().sum().backward()
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Cotangents: their sums, plain ones that meet those of a class, the check for anomalies."""
+"""Cotangents: their sums, plain cotangents that meet cotangents of a class, the check for anomalies."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def leaves():
 
 
 def given_to(door, Pair, give, op=torch.sinh):
-    """The gradients of the inner tensors by ``give``, which gets the result and what it is made of."""
+    """The gradients of the inner tensors by ``give``, which gets the result and its inner tensors."""
     inners = leaves()
     return give(DOORS[door](op)(Pair(*inners)), inners, Pair)
 
@@ -102,7 +102,7 @@ def test_it_takes_the_derivative_of_the_rule(door, give, fallback):
 @pytest.mark.sweep(2)
 @every_door
 def test_a_hook_reads_a_cotangent(door):
-    """What it scales are derivatives, and not the number that a value represents."""
+    """The hook scales derivatives, and not the number that a value represents."""
     seen, Pair = [], pair_class("materialize")
     hook = lambda g: (seen.append(type(g)), g * 2)[1]  # noqa: E731
     found = given_to(door, Pair, lambda y, inners, Pair: (y.register_hook(hook), by_grad(y, inners, Pair))[1])
@@ -190,7 +190,7 @@ def test_two_of_them_are_added_by_inner_tensors(fallback, ruled, door):
 
 
 def test_what_functions_return_is_added_by_inner_tensors():
-    """Also where the class says what a sum of values is."""
+    """The sum of gradients adds inner tensors, even if the class has a rule for sums of values."""
     Pair = pair_class("views", ruled=False)
     Pair.implements(subclasses.arithmetic)(lambda func, x, y: Pair(x.first * y.first, x.second * y.second))
 
@@ -314,7 +314,7 @@ PLAIN = {
 @every_door
 @pytest.mark.parametrize("give", PLAIN)
 def test_a_plain_gradient_of_a_value_that_represents_none_is_refused(give, door):
-    """The formula of a product would multiply it by the other value, and what is no gradient would arrive."""
+    """A product's formula would multiply the plain gradient by the other value, which gives a wrong gradient."""
     t = torch.ones(2, 3, requires_grad=True)
     y = DOORS[door](lambda x: x * x)(Line(t))
     with pytest.raises(DispatchError, match=r"a plain tensor arrived as the cotangent of a Line"):
@@ -393,7 +393,7 @@ def test_a_value_that_is_used_as_a_whole_may_be_a_result(returned, door):
     agree(partial(loss, DOORS[door](fn)), partial(loss, fn), leaves())
 
 
-# ---- a backward of what a rule made, a second one, and classes without materialize ----------------------------
+# ---- a backward of a rule's result, a second one, and classes without materialize -----------------------------
 
 # Represents twice its inner tensor.
 Halves = declare(
@@ -408,7 +408,7 @@ Logs = declare(
     wrap_cotangent=lambda self, cotangent: Logs(cotangent),
     rules={aten.mm: lambda func, x, y: torch.logsumexp(x[..., None] + y.held, -2)},
 )
-# What is made of a leaf, and its backward.
+# A function that makes a value of a leaf, and its backward.
 BACKWARDS = {
     "by an inner tensor": (lambda x: Halves(x) * 3, lambda y, **how: y.unwrap("held").sum().backward(**how)),
     "by the whole": (lambda x: Halves(x) * 3, lambda y, **how: y.materialize().sum().backward(**how)),
@@ -439,7 +439,7 @@ def test_a_second_backward(name):
         backward(y)
 
 
-# Notes what arrives, and leaves the rest to the base, which says nothing of what it represents.
+# Records the cotangents that arrive, and calls the base, which does not define the tensor that it represents.
 arrived = []
 Silent = declare(name="Box")
 Noting = declare(

@@ -145,7 +145,7 @@ test_a_write_between_forward_and_backward_is_refused = raising(
             )
             for name, changed in WRITES
         },
-        # Compiled functions refuse it by what they saved.
+        # Compiled functions refuse it because of the tensors that they saved.
         **{
             door: (
                 lambda door=door: change_between(
@@ -187,7 +187,7 @@ def test_what_needs_no_gradient_of_the_parameter_is_no_business_of_its_own():
     evaluated = F.linear(X, w)
     with torch.no_grad():
         w.left.mul_(2)
-    del evaluated  # whose backward is never asked for
+    del evaluated  # whose backward never runs
     F.linear(X, w).sum().backward()
     assert w.grad.right.tolist() == [[8, 8]]
 

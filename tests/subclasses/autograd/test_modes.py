@@ -92,7 +92,7 @@ def test_a_mode_sees_the_ops():
 
 @pytest.mark.parametrize("mode", [contextlib.nullcontext, Logging])
 def test_gradients_are_added_by_inner_tensors(mode):
-    """Also where the class says what a sum of values is."""
+    """The sum of gradients adds inner tensors, even if the class has a rule for sums of values."""
     a, _, _ = operands()
     x = Masked(a, torch.ones(2, 2, dtype=torch.bool))
     fives = passing(lambda g: Masked(torch.full((2, 2), 5.0), g.known))

@@ -24,7 +24,7 @@ def product(func, x, y):
     return type(x)(x.one * y, x.other * y)
 
 
-# A number in two parts. Its product with a plain tensor is natural, and is no cotangent of it.
+# A number in two parts. Its product with a plain tensor is natural, but is not a cotangent of that tensor.
 Sum = declare(
     keywords={"fallback": "materialize", "kind": "structure"},
     one=inner(),
@@ -35,7 +35,7 @@ Sum = declare(
 # A sum that is one tensor, whose derivative is PyTorch's formula.
 Whole = declare(Sum, keywords={"kind": "representation"})
 
-# What a function does with a value, another value and a plain tensor.
+# Functions of a value, another value and a plain tensor.
 PRODUCTS = {
     "of two": lambda x, y, q: x * y,
     "of three": lambda x, y, q: x * y * x,
@@ -160,7 +160,7 @@ def of_operand(made):
     return fn
 
 
-# PyTorch's formula is cosh; it would also take the place of what made the operand.
+# PyTorch's formula is cosh; it would also replace the derivative of the function that made the operand.
 test_a_rule_that_returns_its_operand_has_the_derivative_of_that = agreeing(
     {
         "a leaf": (of_operand(lambda x: x), lambda one, other: (one, other), PARTS[:2]),

@@ -1,4 +1,4 @@
-"""Ops and rules that draw random numbers: the backward belongs to what the forward drew."""
+"""Ops and rules that draw random numbers: the backward uses the numbers that the forward drew."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What rules for ops make: plain tensors, whose derivative is the rule's, and values on the way."""
+"""Results of rules for ops: plain tensors, whose derivative is the rule's derivative, and intermediate values."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def weighted_mean(x, w, dim=None):
     return (x * w).sum(dim) / w.sum(dim) if dim is not None else (x * w).sum() / w.sum()
 
 
-# What is done with a value and a plain tensor, and with the inner tensors and that.
+# A function of a value and a plain tensor, and the same function of the inner tensors and the plain tensor.
 CASES = {
     "mean": (lambda x, y: x.mean(), lambda v, w, y: weighted_mean(v, w)),
     "mean over a dim": (lambda x, y: x.mean(1).exp(), lambda v, w, y: weighted_mean(v, w, 1).exp()),
@@ -178,7 +178,7 @@ Length = declare(
     to_unit=lambda self, unit: Length(self.number * (self.unit / unit), unit=unit),
     rules={
         subclasses.arithmetic: length,
-        # By ops on the value that was made, and on what they make of it.
+        # Applies ops to the converted value, and further ops to their results.
         aten.atan2.default: lambda func, x, y: Length(
             x.number + ((y.to_unit(x.unit) * 3)[:2].clone() - x).number, unit=x.unit
         ),

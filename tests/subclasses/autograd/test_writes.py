@@ -1,4 +1,4 @@
-"""What rules and ops write to in training: views, new values, masks, fields that a rule hands on."""
+"""Rules and ops that write in training: to views, new values, masks, and fields that a rule passes on."""
 
 from functools import partial
 from operator import iadd, imul
@@ -61,7 +61,7 @@ def of_a_view_of_a_view(x, d):
 
 FIRST, END = torch.tensor([1.0, 0.0])[:, None], torch.tensor([0.0, 1.0, 1.0])
 REST = (slice(None), slice(1, None))
-# What is written, and the same of plain tensors.
+# The write, and the same write to plain tensors.
 WRITES = {
     "scaled": (lambda x, d: times(x, 0, 2.0), lambda num, den, d: (num * (1 + FIRST), den)),
     "moved": (lambda x, d: plus(x, 0, d), lambda num, den, d: (num + FIRST * den * d, den)),
@@ -308,7 +308,7 @@ Masked = declare(
     known=inner(dtype=torch.bool),
     rules={subclasses.arithmetic: masked},
 )
-# What is unknown stays as it is, which the backward of the rule knows by the mask.
+# Unknown entries stay as they are; the backward of the rule finds them by the mask.
 Kept = declare(Masked, keywords={"fallback": "views"}, rules={subclasses.arithmetic: kept})
 
 
@@ -482,7 +482,7 @@ def test_derivatives_by_a_leaf(part, door):
     torch.testing.assert_close([found.depth], gradients(thrice(part)(plain), [plain]))
 
 
-# ---- a rule hands on a float field: an in-place form leaves it as it is, and what saved it is valid -------------
+# ---- a rule passes a float field on: an in-place form does not write to it, and saved tensors stay valid --------
 
 
 def brightened(func, x, y):
@@ -499,7 +499,7 @@ Image = declare(
     rules={subclasses.arithmetic: brightened, aten.neg_: lambda func, x: (x.pixels.neg_(), x)[1]},
 )
 
-# What is written, and the pixels of the result.
+# The write, and the pixels of the result.
 WRITTEN = {
     "once": (lambda p, w: (Image(p, w) * 1).sub_(0.5), lambda p: p - 0.5),
     "twice": (lambda p, w: (Image(p, w) * 2).sub_(0.5).neg_().mul_(3), lambda p: -(p * 2 - 0.5) * 3),

@@ -74,7 +74,7 @@ def test_compiled_kernels_do_not_read_them():
 
 
 def test_a_second_derivative_by_one_of_two_arguments():
-    """The other one gets no gradient, and what made the first one hands on what it gets."""
+    """The other argument gets no gradient; the op that made the first one passes its gradient on."""
 
     def f(x, p):
         return (x - p).abs().sum()

@@ -193,7 +193,7 @@ Polar = declare(
     outer=staticmethod(lambda magnitude, phase: Outer(magnitude.shape, dtype=magnitude.dtype.to_complex())),
     materialize=lambda self: torch.polar(self.magnitude, self.phase),
 )
-# The conjugate of what it holds.
+# Represents the conjugate of its inner tensor.
 Conjugated = declare(keywords={"fallback": "materialize"}, materialize=lambda self: self.held.conj())
 # Its rules conjugate below autograd.
 Ruled = declare(

@@ -1,4 +1,4 @@
-"""Cotangents: what rules and formulas compute of them, and how they are added."""
+"""Cotangents: the computations of rules and formulas with them, and the sums of cotangents."""
 
 import operator
 from functools import partial
@@ -18,13 +18,13 @@ from tests.tables import giving
 aten = torch.ops.aten
 
 
-# Represents the exponential of what it holds, so adding two values is not adding what they hold.
+# Represents the exponential of its inner tensor, so the sum of two values is not the sum of their inner tensors.
 Log = declare(
     keywords={"fallback": "materialize", "kind": "structure"},
     logs=inner(differentiable=True, shape="..."),
     materialize=lambda self: self.logs.exp(),
 )
-# No fallback, and no rule for what autograd itself calls.
+# A class without a fallback, and without rules for the ops that autograd itself calls.
 Bare = declare(values=inner(differentiable=True))
 
 
@@ -77,7 +77,7 @@ test_numbers_of_results = giving(
             lambda: aten.div.Scalar(Log(torch.ones(2)).cotangent(torch.ones(2)), 4).logs.tolist(),
             [0.25, 0.25],
         ),
-        # A rule for several functions is called with the one that it names.
+        # The rule gets `torch.add`, whichever name of that function the user calls.
         **{
             name: (lambda add=add: add(Named(torch.ones(1)), Named(torch.ones(1))).values.item(), 2)
             for name, add in {
@@ -100,7 +100,7 @@ def pointwise(func, x, *args):
     return func(*(a.materialize() if isinstance(a, Repeated) else a for a in (x, *args)))
 
 
-# Its gradient is that of the numbers, each of which stands several times.
+# Its value repeats each number; its gradient belongs to the numbers.
 Repeated = declare(
     keywords={"fallback": "materialize", "kind": "structure"},
     numbers=inner(shape="n"),
@@ -111,14 +111,17 @@ Repeated = declare(
 
 
 def test_a_rule_that_would_materialize_a_cotangent_is_derived():
-    """What a cotangent stands for is not its derivative: the gradient was wrong by what ``sum`` repeats."""
+    """The rule is derived, since the tensor that a cotangent represents is not its derivative.
+
+    The gradient was once too large by the number of repeats.
+    """
     (held,) = numbers(2)
     leaf = held.clone().requires_grad_()
     x = Repeated(leaf)
     cotangent = torch.autograd.grad(x.unwrap("numbers").sum(), x)[0]
     x.sigmoid().backward(cotangent)
     torch.testing.assert_close(leaf.grad, held.sigmoid() * (1 - held.sigmoid()))
-    # Reads the inner tensor of what a rule made: the rule's derivative.
+    # Reads the inner tensor of the rule's result: the rule's derivative.
     agree(lambda t: Repeated(t).sigmoid().sum(), lambda t: t.repeat(2).sigmoid().sum(), [held])
 
 
@@ -218,7 +221,7 @@ def test_a_constructor_that_normalizes_leaves_gradients_alone(name):
     )
 
 
-# ---- derivatives of mapped ops of a class with rules: its rules are not asked by PyTorch's formulas ------------
+# ---- derivatives of mapped ops of a class with rules: PyTorch's formulas do not call its rules -----------------
 
 
 def product(func, x, y):

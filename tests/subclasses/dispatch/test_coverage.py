@@ -1,4 +1,4 @@
-"""What coverage says is what dispatch does."""
+"""The report of `coverage` agrees with dispatch."""
 
 import linecache
 

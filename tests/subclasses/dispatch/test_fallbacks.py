@@ -1,4 +1,4 @@
-"""What a materializing class is told: a wrong ``materialize``, and copies between values that differ."""
+"""Errors of a materializing class: a wrong ``materialize``, and copies between values that differ."""
 
 import re
 
@@ -116,7 +116,7 @@ test_a_copy_between_values_with_other_metadata_says_what_differs = raising(
 )
 
 
-# ---- strides of what a value represents --------------------------------------------------------------------
+# ---- strides of the represented tensor ---------------------------------------------------------------------
 
 
 # Shows a contiguous tensor, and represents one with other strides.

@@ -1,4 +1,4 @@
-"""Leading dims, `shape="... 4"`: those of the value, along which views, joins and their derivatives need no rule."""
+"""Leading dims, `shape="... 4"`: views and joins along them, and the derivatives of these, need no rule."""
 
 import pytest
 import torch

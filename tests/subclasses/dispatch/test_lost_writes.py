@@ -1,4 +1,4 @@
-"""Writes that would be cast or lost are errors, and what autograd saved before a write is stale."""
+"""Writes that would be cast or lost raise, and a backward raises if a write follows the save of its tensors."""
 
 from operator import iadd, imul
 
@@ -81,7 +81,7 @@ def test_a_rule_that_writes_is_taken_and_returns_something():
         x.mul_(2)
 
 
-# ---- a rule that writes returns what it wrote to -------------------------------------------------------------
+# ---- a rule that writes returns the tensor that it wrote to --------------------------------------------------
 
 OPS = {
     "an op": (aten.mul_.Tensor, lambda x: x.mul_(2)),
@@ -330,7 +330,7 @@ test_a_rule_for_copies_loses_no_write = raising(
     }
 )
 
-# ---- what autograd saved of inner tensors is stale after a write -----------------------------------------------
+# ---- a write makes saved inner tensors stale -------------------------------------------------------------------
 
 
 # ---- views and their bases -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``fallback="views"``: what maps, what is refused, and that no view of an inner tensor is silently wrong."""
+"""``fallback="views"`` maps views or refuses them; a view of an inner tensor is never silently wrong."""
 
 import contextlib
 
@@ -370,7 +370,7 @@ test_what_would_change_further_dims_is_refused = raising(
 )
 
 
-# Quadratic forms by their centre and matrix; the size is that of a batch of them.
+# Quadratic forms by their centre and matrix; the size is the size of a batch of them.
 Forms = declare(
     name="Forms",
     keywords={"fallback": "map"},
@@ -432,7 +432,7 @@ def test_operands_that_share_memory_are_no_matter_of_sizes():
 # ---- inner tensors of other sizes --------------------------------------------------------------------------
 
 
-# Two inner tensors of any sizes; the value has that of the first.
+# Two inner tensors of any sizes; the value has the size of the first.
 Parts = declare(name="Parts", keywords={"fallback": "map"}, first=inner(), second=inner())
 
 

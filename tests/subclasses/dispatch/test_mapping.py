@@ -74,7 +74,7 @@ def test_what_is_absent(op):
 
 
 LINES = [
-    # Arguments that are no tensors are passed on.
+    # Arguments that are not tensors are passed on.
     (Pair, aten.view.default, "def view_default(self, *_rest):"),
     (Pair, aten.add.Tensor, "def add_Tensor(self, other, **_kwargs):"),
     (Pair, aten.sum.dim_IntList, "_call(self.a, *_rest, **_kwargs)"),

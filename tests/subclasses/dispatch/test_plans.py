@@ -50,7 +50,7 @@ CLASSES = [
     *(Int8Tensor, KeyedJaggedTensor, JaggedTensor, PaddedTensor),
     *(subjects.Pair, subjects.Int8Weight, subjects.Scaled, subjects.Rows, subjects.Hostile),
 ]
-# Beside the core ops: those that write, and what autograd, optimizers and serialization call.
+# Beside the core ops: ops that write, and ops that autograd, optimizers and serialization call.
 _MORE = frozenset(
     "add_.Tensor mul_.Tensor zero_ copy_ addcdiv_ detach t transpose.int _foreach_add_.List".split()
 )

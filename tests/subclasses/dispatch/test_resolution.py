@@ -1,4 +1,4 @@
-"""Op resolution against eager: each fallback, what follows from the schema, decompositions, structure."""
+"""Op resolution against eager mode: each fallback, schemas, decompositions, structure."""
 
 import functools
 import operator

@@ -1,4 +1,4 @@
-"""What cannot be cut into rows, or put together again, by FSDP2 and by checkpoints: what the errors say."""
+"""Errors of FSDP2 and checkpoints for values that cannot be cut into rows, or joined again."""
 
 import contextlib
 
@@ -32,11 +32,11 @@ def fake_ranks(world):
 
 
 MATERIALIZE = {"fallback": "materialize"}
-# Its rows are those of its inner tensor.
+# Its rows correspond to the rows of its inner tensor.
 Halves = declare(
     __module__=__name__, name="Halves", keywords=MATERIALIZE, materialize=lambda self: self.held * 2
 )
-# Its rows are others than those of its inner tensor.
+# Its rows do not correspond to the rows of its inner tensor.
 Reversed = declare(
     __module__=__name__, name="Reversed", keywords=MATERIALIZE, materialize=lambda self: self.held.flip(0)
 )
@@ -90,7 +90,7 @@ def test_a_hook_of_ones_own_that_returns_another_size():
 
 
 def save_and_load(folder, make, dim, *, loading):
-    """Saves the part of the first of two ranks, and loads that of the first of others."""
+    """Saves the part of the first of two ranks, and loads the part of the first of `loading` ranks."""
     for world, act in ((2, dcp.save), (loading, dcp.load)):
         with fake_ranks(world) as mesh:
             part = DTensor.from_local(make(8 // world), mesh, [Shard(dim)])

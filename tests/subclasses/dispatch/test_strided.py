@@ -222,7 +222,7 @@ def test_a_result_with_strides_of_its_own_has_a_gradient(door):
     agree(lambda rows: run(Matrix(rows)).materialize() ** 2, lambda rows: rows.t() ** 2, numbers((2, 3)))
 
 
-# ---- views by a rule with the size and stride of what they are views of ----------------------------------------
+# ---- views by a rule with the size and stride of their base ----------------------------------------------------
 
 
 LowRank = declare(
@@ -321,7 +321,7 @@ def scaled(scale):
     return Scaled(torch.ones(4, 3, dtype=torch.int8), scale)
 
 
-# What a program returns, what is read of it, the same of plain tensors, and the size of the leaf.
+# The returned value, a function that reads it, the same of plain tensors, and the size of the leaf.
 MADE_VIEWS = {
     "materialize": (
         lambda s: scaled(s).t(),

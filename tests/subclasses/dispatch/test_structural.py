@@ -45,7 +45,7 @@ Chosen = declare(
 
 
 def test_a_module_made_without_data_is_loaded():
-    """``to_empty`` has no integers to copy; what it makes instead are valid indices."""
+    """``to_empty`` has no integers to copy; it makes valid indices instead."""
     x = Chosen(torch.randn(5, 3), torch.tensor([4, 0]), torch.tensor([7]))
     layer, source = torch.nn.Linear(3, 2, bias=False), torch.nn.Linear(3, 2, bias=False)
     for module in (layer, source):

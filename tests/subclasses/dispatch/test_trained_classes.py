@@ -34,7 +34,7 @@ def of_pair(a, b):
     return (a * X).sum() + (X @ b.T).sin().sum()
 
 
-# How a value is made of tensors, the loss of the Parameter, and that of the tensors.
+# A function that makes a value of tensors, the loss of the Parameter, and the loss of the tensors.
 CASES = {
     "two deep": (
         lambda a, b, s, t: ByRow(LowRank(a, b), s),
@@ -108,7 +108,7 @@ def test_the_value_that_a_parameter_is_made_of_keeps_its_meaning():
 
 
 def refusal_of(x):
-    """What a step on a Parameter says, which leaves it as it was."""
+    """The error of a step on a Parameter; the step does not change the Parameter."""
     p = nn.Parameter(x)
     p.grad, before = torch.ones(p.shape), innermost(p)
     with pytest.raises(DispatchError) as caught:
@@ -342,4 +342,4 @@ def test_gradients_of_other_strides(optimizer, options):
 
     strides = []
     check_trained(p, loss, lambda *parts: einsum(x, *parts).square().mean(), optimizer, clip=False, **options)
-    assert p.left.stride() not in strides  # what the test is about
+    assert p.left.stride() not in strides  # the condition under test

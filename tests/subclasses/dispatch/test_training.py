@@ -270,7 +270,7 @@ def train_with_saved_states(net):
     return net
 
 
-# What is done with a model, and the kinds of weights for which.
+# An action on a model, and the kinds of weights for it.
 DONE = {
     "a gradient scaler": (lambda net: scale(net, False), KINDS),
     "a gradient scaler, fused": (lambda net: scale(net, True), KINDS),
@@ -317,7 +317,7 @@ def make_parameter(cls=LowRank):
 
 
 def check_gradient(p):
-    """A gradient through an op that materializes is a cotangent: that of each factor, which are returned."""
+    """Checks that a materializing op gives the cotangent of each factor; returns the plain factors."""
     p.grad = None
     F.linear(X.to(p.dtype), p).sum().backward()
     left, right = (t.clone().requires_grad_() for t in (p.left, p.right))
@@ -347,7 +347,7 @@ def test_a_copy_converts_its_gradients(way):
     check_gradient(p)
     p.grad = None
     F.linear(X, p).sum().backward()
-    p.unwrap("left").sum().backward()  # a cotangent is added to what was a plain gradient
+    p.unwrap("left").sum().backward()  # a cotangent is added to an earlier plain gradient
     F.linear(X, p).sum().backward()
     torch.testing.assert_close(p.grad.left, 2 * (X @ p.right.T).sum(0).expand(4, 2) + 1)
 
@@ -408,7 +408,7 @@ def test_a_gradient_of_a_gradient_is_that_of_the_value():
     torch.testing.assert_close([p.grad.left, p.grad.right], [left.grad, right.grad])
 
 
-# ---- what is arithmetic of inner tensors, and what is not ----------------------------------------------------
+# ---- arithmetic of inner tensors, and other ops --------------------------------------------------------------
 
 
 def test_values_keep_their_meaning():
@@ -433,7 +433,7 @@ test_what_is_no_arithmetic_of_inner_tensors = raising(
             lambda: torch._foreach_mul_([LowRank(randn(4, 2), randn(2, 4))], 2),
             "writes to a LowRank",
         ),
-        # What autograd records.
+        # Writes that autograd records.
         "by a tensor with a gradient": (
             lambda: make_parameter().detach().mul_(FACTOR),
             "writes to a LowRank",
@@ -532,7 +532,7 @@ def step_of(p):
 @pytest.mark.parametrize("how", [{"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_step_with_a_parameter_that_cannot_be_updated_writes_nothing(optimizer, how, compiled):
-    """Making the Parameter, and its gradient, is no fault. No plain Parameter beside it is updated."""
+    """A Parameter and its gradient may exist; only the step raises, and it updates no plain Parameter beside it."""
     layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     weight = layers[1].weight = nn.Parameter(Scaled(torch.ones(3, 3), torch.tensor(2.0)))
     layers(torch.ones(2, 3)).sum().backward()
@@ -575,7 +575,7 @@ def add(func, x, y, **kwargs):
     return type(x)(func(x.held, y.held if isinstance(y, Added) else y, **kwargs))
 
 
-# A rule for values. What an optimizer adds is a gradient, whose inner tensors are derivatives.
+# A rule for values. An optimizer adds a gradient, whose inner tensors are derivatives.
 Added = declare(rules={aten.add.Tensor: add})
 Viewed = declare(Added, keywords={"fallback": "views"}, rules={arithmetic: add})
 test_a_rule_for_values_is_not_enough = raising(
@@ -588,7 +588,7 @@ test_a_rule_for_values_is_not_enough = raising(
             lambda: Viewed(torch.ones(2)).lerp_(Viewed(torch.zeros(2)), 0.5),
             r"lerp_.*updates each inner tensor of a class declared with trainable=True",
         ),
-        # A leaf that is no Parameter is refused by the op.
+        # The op refuses a leaf that is not a Parameter.
         "a leaf": (
             torch.no_grad()(
                 lambda: Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_().add_(torch.ones(3))
@@ -651,7 +651,7 @@ def test_a_step_between_forward_and_backward_is_noticed(kind, step, door):
         late.backward()
 
 
-# ---- a cotangent is no matrix ------------------------------------------------------------------------------
+# ---- a cotangent is not a matrix ---------------------------------------------------------------------------
 
 
 def factored(func, x, w):

@@ -30,7 +30,7 @@ def innermost(x: Any) -> list[Tensor]:
 
 
 def saved(x: Any, **how: Any) -> Any:
-    """Returns what a file holds to which something was saved, read with the options of `torch.load`."""
+    """Saves an object to a file, and returns the object that `torch.load` reads with the options."""
     file = io.BytesIO()
     torch.save(x, file)
     file.seek(0)

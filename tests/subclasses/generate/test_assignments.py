@@ -206,7 +206,7 @@ def write_count(self):
 
 
 def test_the_advice_works():
-    """What the error says: a write into the inner tensor is part of the program."""
+    """The error advises to write into the inner tensor, and the program has this write."""
     written = declare(Counted, count_=write_count)
     got, want, traced = (written(torch.ones(2), torch.zeros(2)) for _ in range(3))
     program = torch.export.export(Module(write_count), (traced,)).module()

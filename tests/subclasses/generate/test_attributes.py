@@ -1,4 +1,4 @@
-"""``hasattr`` of a value in compiled code, and attributes that are no fields, kept as on any tensor."""
+"""``hasattr`` of a value in compiled code; attributes that are not fields are kept as on any tensor."""
 
 import copy
 import pickle
@@ -80,7 +80,7 @@ def test_hasattr_is_asked_again_for_another_class_and_another_value(path):
 aten = torch.ops.aten
 
 
-# ---- attributes that are no fields -------------------------------------------------------------------------
+# ---- attributes that are not fields ------------------------------------------------------------------------
 
 Marked = declare(name="Marked", __module__=__name__, count=0, keywords={"fallback": "map"})
 

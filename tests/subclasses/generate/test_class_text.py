@@ -1,4 +1,4 @@
-"""The text of a class: what it says, and what is absent."""
+"""The generated text of a class: the lines that it has, and the lines that it lacks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ UNFLATTEN = (
     "def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):\n"
     "    return _wrap(_layout, _inner_tensors['a'], _inner_tensors['b'])\n"
 )
-# The class, a method or the whole text, what it says, and what it does not say.
+# The class, a method or the whole text, lines that the text has, and lines that it lacks.
 TEXT = {
     "what a pair lacks": (
         Pair,

@@ -1,4 +1,4 @@
-"""FSDP2's hooks, called as FSDP2 calls them and by FSDP2 itself, in one process; gradients of what it cut."""
+"""FSDP2's hooks in one process, called by the test and by FSDP2 itself; gradients of sharded values."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POLICY = SimpleNamespace(param_dtype=None, reduce_dtype=None)
 
 
 def gather(shards, outer_size, policy=POLICY, out=None):
-    """What FSDP does: asks each rank, joins the answers, and hands the whole to one of them."""
+    """Gathers as FSDP does: calls the hook of each rank, joins the results, and passes the whole to one rank."""
     asked = [s.fsdp_pre_all_gather(None, outer_size, None, None, policy) for s in shards]
     outputs = tuple(torch.cat(parts) for parts in zip(*(inputs for inputs, _ in asked), strict=True))
     dtype = policy.param_dtype or shards[0].dtype
@@ -114,7 +114,7 @@ def spy(called, name, method):
 
 
 Frozen = declare(LowRank, name="Frozen", keywords={"trainable": False})
-# Its rows are not those of its inner tensor.
+# Its rows do not correspond to the rows of its inner tensor.
 Reversed = declare(
     name="Reversed",
     data_=inner(),
@@ -207,7 +207,7 @@ REFUSED = {
 
 
 class Between(nn.Module):
-    """What is refused lies between Parameters that are not; two modules share one of these."""
+    """The refused Parameter lies between ordinary ones; two modules share an ordinary one."""
 
     def __init__(self, w):
         super().__init__()
@@ -220,7 +220,7 @@ class Between(nn.Module):
 
 
 def state_of(module):
-    """All that a module and its parts hold: each object and what is in each of its dictionaries."""
+    """The state of a module and its submodules: each object and the contents of its dictionaries."""
     return {
         name: (type(part), {key: dict(v) if isinstance(v, dict) else v for key, v in vars(part).items()})
         for name, part in module.named_modules()
@@ -275,7 +275,7 @@ Gain = declare(
     materialize=lambda self: self.base * self.gain,
     keywords={"fallback": "materialize", "trainable": True},
 )
-# Holds a class whose inner tensors are no rows, all of them.
+# Holds a value of a class; not all inner tensors of that class have rows.
 Sum = declare(name="Sum", one=inner(), other=inner(), keywords={"fallback": "map"})
 Masked = declare(name="Masked", values=inner(), mask=inner(dtype=torch.bool), keywords={"fallback": "map"})
 

@@ -35,19 +35,19 @@ Upright = of_two(
     lambda top, bottom: Outer((top.shape[0] + bottom.shape[0], top.shape[1])),
     lambda self: torch.cat([self.top, self.bottom]),
 )
-# A Kronecker product: both outer sizes are products of two sizes. torch.kron asks for ints.
+# A Kronecker product: both outer sizes are products of two sizes. torch.kron requires ints.
 Product = of_two(
     "Product",
     lambda top, bottom: Outer((top.shape[0] * bottom.shape[0], top.shape[1] * bottom.shape[1])),
     lambda self: torch.einsum("ij,kl->ikjl", self.top, self.bottom).reshape(self.shape),
 )
-# The transpose of an upright value, whose strides are those of its transpose.
+# The transpose of an upright value, with the strides of a transpose.
 Flipped = of_two(
     "Flipped",
     lambda top, bottom: Outer((top.shape[1], top.shape[0] + bottom.shape[0]), (1, top.shape[1])),
     lambda self: torch.cat([self.top, self.bottom]).t(),
 )
-# Rows followed by `more` rows of zeros: the outer size is that of a size and a dynamic int.
+# Rows followed by `more` rows of zeros: the outer size depends on a size and a dynamic int.
 Longer = declare(
     name="Longer",
     rows=inner(ndim=2),

@@ -1,4 +1,4 @@
-"""What an author's class body writes itself: a method that calls the generated one, an outer size, a joining rule."""
+"""Methods that an author's class body overrides: one that calls the generated one, an outer size, a joining rule."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def with_scalar(kind):
     )
 
 
-# ---- cond: what goes in and comes out ----------------------------------------------------------------------
+# ---- cond: operands and results ----------------------------------------------------------------------------
 
 
 def pairs_of(grad, number=1):
@@ -339,7 +339,7 @@ def second_derivative(y, x):
 
 
 def test_eager_mode_runs_a_branch_as_python_does():
-    """With random numbers, a second derivative, and under a mode that knows nothing of the op."""
+    """The branch has random numbers and a second derivative, and runs under a mode without a rule for the op."""
     x = make_pair(3).requires_grad_()
     torch.manual_seed(0)
     found = torch.cond(torch.tensor(True), lambda x: F.dropout(x**3, 0.5), lambda x: x * 2, (x,))
@@ -419,7 +419,8 @@ EVERY_LOOP = {
         for name, make in {"jagged": jagged, "padded": padded}.items()
         for grad in (False, True)
     },
-    # The carried tensor requires no grad, what is read does: PyTorch's own derivative forgets iterations here.
+    # The carried tensor requires no grad, a tensor that the loop reads does: PyTorch's own derivative forgets
+    # iterations here.
     "plain, that reads a wrapper": (
         lambda loop, x: loop(
             lambda i, t: i < 3, lambda i, t: (i + 1, t * x.unwrap("a")), (torch.tensor(0), torch.ones(3))
@@ -485,7 +486,7 @@ def test_what_the_body_leaves_is_no_state():
 
 
 def message_of(call, *args):
-    """What is raised, by us or by Dynamo in whose hands it was raised, on one line."""
+    """The message of an error from subclasses, or from Dynamo around it, on one line."""
     with pytest.raises((TypeError, DispatchError, RuntimeError)) as caught:
         call(*args)
     return re.sub(r"\s+", " ", str(caught.value)).replace("\\", "")
@@ -608,7 +609,7 @@ test_a_rule_for_a_higher_order_op = giving(
 )
 
 
-# ---- what is resolved --------------------------------------------------------------------------------------
+# ---- resolution --------------------------------------------------------------------------------------------
 
 
 def test_a_graph_over_plain_tensors():

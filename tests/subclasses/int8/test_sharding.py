@@ -32,7 +32,7 @@ def layers(config, *sizes):
 
 
 def gather(x, shards, mesh, policy=None):
-    """What FSDP2 gathers of shards, and the metadata of each."""
+    """Gathers shards as FSDP2 does; returns the parts, the whole, and the metadata of each shard."""
     asked = [s.fsdp_pre_all_gather(mesh, x.shape, None, None, policy) for s in shards]
     parts = [inputs for inputs, _ in asked]
     return parts, tuple(map(torch.cat, zip(*parts, strict=True))), [metadata for _, metadata in asked]
@@ -77,7 +77,7 @@ def test_uneven_shards_are_put_together(size, blocks, symmetric, ranks):
 
 @on_ranks
 def shard_and_compare(mesh, folder):
-    """What each process does: the same model whole and sharded gives the same."""
+    """Runs in each process: the whole model and the sharded model return the same results."""
     for config in CONFIGS.values():
         for rows in (32, 33, 1):
             torch.manual_seed(0)
@@ -156,7 +156,7 @@ def random_int8(seed=0, **options):
 
 @on_ranks
 def send(mesh, folder):
-    """What a collective would fill is filled, or refused: nothing is written to a copy and lost."""
+    """A collective fills its output or refuses it; it never writes to a copy that is lost."""
     rank, last = mesh.get_local_rank(), mesh.size() - 1
     for options in ({}, {"symmetric": False}, {"block_size": (2, 4)}):
         x = random_int8(rank, **options)
@@ -197,7 +197,7 @@ SENT = {
 
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_sent_is_what_is_received(tmp_path):
-    """What is quantized alike."""
+    """Tensors with the same kind of quantization are sent; other tensors are refused."""
     with group(0, 1, tmp_path / "store"):
         for symmetric in (True, False):
             sent, received = (random_int8(seed, symmetric=symmetric) for seed in range(2))

@@ -177,7 +177,7 @@ MOVES = {
     "bfloat16": lambda t: t.to(torch.bfloat16),
 }
 
-# What cuts through blocks and leaves uneven ones.
+# Moves that cut through blocks and leave uneven ones.
 CUT = {("slice", (1, 2, 2)), ("flatten", (2, 3, 8)), ("reshape", (2, 3, 8)), ("reshape", (1, 2, 2))}
 
 
@@ -274,7 +274,7 @@ CHAINED = {
 
 @given(st.data())
 def test_chains_of_moves(data):
-    """Values, sizes and strides are those of a plain tensor after any number of moves, empty ones included."""
+    """Values, sizes and strides equal a plain tensor's after any number of moves, empty ones included."""
     size = data.draw(st.lists(st.sampled_from([0, 1, 2, 4, 6]), min_size=1, max_size=3))
     block_size = [data.draw(st.sampled_from([n for n in range(1, s + 1) if s % n == 0] or [1])) for s in size]
     x = Int8Tensor.from_float(torch.randn(size), block_size=block_size, symmetric=data.draw(st.booleans()))
@@ -286,7 +286,7 @@ def test_chains_of_moves(data):
             moved = move(x, dim, n)
         except (DispatchError, IndexError):  # cuts through a block, or selects from nothing
             return
-        except RuntimeError:  # a view of what is transposed
+        except RuntimeError:  # a view of a transposed value
             with pytest.raises(RuntimeError):
                 move(plain, dim, n)
             return
@@ -316,7 +316,7 @@ def test_views_share_storage(view):
 @pytest.mark.parametrize("begin", [0, 1, 2])
 @pytest.mark.parametrize("name", ["rows", "t", "unsqueeze"])
 def test_views_of_a_slice_that_torch_compile_remakes(begin, name):
-    """Some releases add the beginning of an argument twice: what may be either of two views is refused."""
+    """Some releases add the offset of an argument twice: an argument that may be either of two views is refused."""
     view = {"rows": lambda t: t[1:3], "t": lambda t: t.t(), "unsqueeze": lambda t: t[None]}[name]
     x, compiled = make(size=(8, 4))[begin : 8 - begin], by_stock(view, fullgraph=True)
     if structure.COUNTS_TWICE and (begin, name) == (1, "rows"):
@@ -429,8 +429,8 @@ VARIANTS = {
 # Those put to the test under the compilers too.
 COMPILED = {"row", "asymmetric groups", "dynamic"}
 
-# A dynamic layer rounds its input, so that F.linear gives another number than on the dequantized weight;
-# test_layers.py compares it with that rounding done by hand.
+# A dynamic layer rounds its input, so that F.linear differs from the result on the dequantized weight. test_layers.py
+# compares it with the same rounding done by hand.
 ROUNDING = (
     *("values", "keyword_arguments", "other_metadata", "mixed_metadata"),
     *("two_values", "two_value_gradients", "gradients", "inner_gradients", "nested_outside"),
@@ -474,7 +474,7 @@ NEEDS_CUDA = set() if torch.cuda.is_available() else {"test_device1_to_device2_d
 )
 def test_torchaos_cases(base, excused):
     utils, result = pytest.importorskip("torchao.testing.utils"), unittest.TestResult()
-    # Parametrized tests are made anew for each class; those of the base are inherited as they are.
+    # Parametrized tests are made anew for each class; tests of the base are inherited as they are.
     body = {"TENSOR_SUBCLASS": Int8Tensor, "FACTORY_FN": staticmethod(Int8Tensor.from_float), "kwargs": {}}
     case = type(f"Ours{base}", (getattr(utils, base),), body)
     methods = [name for name in dir(case) if name.startswith("test_")]

@@ -1,4 +1,4 @@
-"""Batches by key, what a loop over their rows gives, and the ways to compile."""
+"""Batches by key, the results of a loop over their rows, and the ways to compile."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def batch(lengths, keys=("a", "b"), weighted=False):
 
 
 def rows_of(x: KeyedJaggedTensor, entries: Tensor) -> dict[str, list[Tensor]]:
-    """What there is for the entries of each row, by key."""
+    """The entries of each row, by key."""
     return {
         key: [entries[a:b] for a, b in pairwise(row)]
         for key, row in zip(x.keys, x.offsets.tolist(), strict=True)

@@ -76,7 +76,7 @@ test_parts = giving(
 
 # ---- the kernels for CUDA, by Triton's interpreter ---------------------------------------------------------------
 
-# In the interpreter a kernel is no object that `wrap_triton` takes; the ops call what it returns.
+# In the interpreter, `wrap_triton` does not accept a kernel; the ops call its result.
 SCRIPT = """
 import itertools
 import torch

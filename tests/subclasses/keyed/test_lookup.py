@@ -1,4 +1,4 @@
-"""Lookups in embedding tables, by every way to compile, as a loop over the rows; what batches and lookups refuse."""
+"""Lookups in embedding tables equal a loop over the rows, in every way to compile; errors of batches and lookups."""
 
 import copy
 
@@ -22,7 +22,7 @@ POOL = {
     "max": lambda v: v.amax(0) if len(v) else v.sum(0),
 }
 
-# ---- what a loop gives -----------------------------------------------------------------------------------------
+# ---- results of a loop -----------------------------------------------------------------------------------------
 
 
 def pooled_by_loop(x, tables, mode):
@@ -101,7 +101,7 @@ def _by_bag(module):
 
 
 def by_plain_bags(module):
-    """What a loop would count is not the batch's frequency: plain bags take ids and offsets."""
+    """Plain bags take ids and offsets: a loop would scale gradients by the frequency in a row, not in the batch."""
 
     def run(x):
         starts = {k: [0, *(len(row) for row in rows[:-1])] for k, rows in rows_of(x, x.values).items()}
@@ -283,7 +283,7 @@ test_refused_arguments = raising(
 )
 
 
-# ==== what is refused =============================================================================================
+# ==== refused batches and lookups =================================================================================
 
 # ---- batches ----------------------------------------------------------------------------------------------------
 
@@ -535,7 +535,7 @@ def test_tables_that_a_lookup_writes_to(name, graph):
 
 
 def found_in(result):
-    """The dense numbers of what a lookup gives."""
+    """The dense numbers of a lookup's results."""
     values = result.values() if isinstance(result, dict) else [result]
     return [v.unwrap("values") if isinstance(v, JaggedTensor) else v for v in values]
 

@@ -1,4 +1,4 @@
-"""What a keyed tensor is, how one is made, taken apart and joined."""
+"""Keyed tensors: construction, conversion to rows by key, and joins."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ test_the_outer_dtype_is_that_of_the_weights = giving(
 
 
 def rows_by_key(x):
-    """The numbers of each row by key, with those of the weights."""
+    """The numbers and the weights of each row, by key."""
     return {key: (numbers_of(x[key]), numbers_of(x.feature_weights(key))) for key in x.keys}
 
 

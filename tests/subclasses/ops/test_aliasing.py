@@ -364,7 +364,7 @@ Indexed = declare(
     "made", [lambda s: Indexed(s * 1, torch.arange(3)), lambda s: Indexed(s, torch.arange(3)) * 1.0]
 )
 def test_equal_integers_are_not_written(made):
-    """What saved them for its backward would be an error."""
+    """A write would make the index, which a backward has saved, stale."""
     s = torch.ones(3, requires_grad=True)
     x = made(s)
     index = x.index

@@ -1,4 +1,4 @@
-"""What schemas say, read as the plans need it."""
+"""The facts that plans read from schemas."""
 
 import pytest
 import torch

@@ -67,7 +67,7 @@ def test_nothing_is_written_where_one_inner_tensor_refuses(name):
 
 
 ONES = torch.ones(2, dtype=torch.int64)
-# What all take, and the numbers and counts afterwards.
+# Writes that all accept, and the numbers and counts afterwards.
 WRITTEN = {
     "index_fill": (lambda x: x.index_fill_(0, INDEX[1:], 9), ([4.0, 9.0], [4, 9])),
     "cumsum": (lambda x: x.cumsum_(0), ([4.0, 8.0], [4, 8])),

@@ -1,8 +1,8 @@
 """PyTorch's own op database for `torch.nested`, for both ragged layouts, with its loop over the rows as judge.
 
-Each sample's nested tensors become ragged ones that share what says where their rows lie; what is no entry is NaN, or
-an index out of range. A sample counts when the database's reference itself works on it and knows of holes, which its
-references for reductions over the whole batch do not.
+Each sample's nested tensors become ragged ones, which share their offsets or lengths if the nested tensors do. Memory
+outside of the rows holds NaN, or an index out of range. A sample counts when the database's reference works on it and
+supports holes. The references for reductions over the whole batch do not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DENSE_ZEROS = ("copysign", "nextafter", "sgn")
 RANDOM = "empty bernoulli rand normal dropout rrelu uniform exponential cauchy geometric".split()
 # The database seeds the generator inside these, which a compiled function refuses.
 UNSEEDED = {"nn.functional.rrelu": torch.nn.functional.rrelu}
-# What the database's references do on a sample that they do not understand.
+# Errors of the database's references on a sample that they do not support.
 REFERENCE_ERRORS = (
     RuntimeError,
     ValueError,
@@ -64,7 +64,7 @@ def make_padded(nested: Tensor, place: int, once: Callable[[Tensor | None], Any]
 
 
 def poison(dtype: torch.dtype) -> float | int | bool:
-    """What shows where it is read: NaN, or an index out of range."""
+    """A value that shows in a result if an op reads it: NaN, or an index out of range."""
     if dtype == torch.bool:
         return True
     return float("nan") if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max // 2
@@ -122,7 +122,7 @@ def converted(sample: Any, make: Callable[..., Any]) -> SimpleNamespace:
 
 
 def samples_of(op: Any) -> list[tuple[Any, list[Any]]]:
-    """Samples with what the reference says about them."""
+    """Samples, each with the results of the reference."""
     found = []
     for sample in op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd):
         whole = any(words in sample.name for words in ("full reduction", "batch+ragged", "all dim"))
@@ -155,7 +155,7 @@ def alike(got: list[Any], expected: list[Any]) -> list[Any]:
 
 
 def biased(sample: Any) -> tuple[Any, Tensor] | None:
-    """A sample whose every row has a bias added, and the bias; None where that is no sample."""
+    """A sample whose every row has a bias added, and the bias; None if the sample has no such form."""
     x = sample.input
     if not (isinstance(x, Tensor) and x.is_nested and x.requires_grad and x.is_floating_point()):
         return None
@@ -165,7 +165,7 @@ def biased(sample: Any) -> tuple[Any, Tensor] | None:
     bias = torch.randn(rows[0].shape[1:], dtype=x.dtype, requires_grad=True)
     ours = copy.copy(sample)
     ours.input = torch.nested.as_nested_tensor([row + bias for row in rows], layout=torch.jagged)
-    if hasattr(x, "_ndim"):  # by which the reference counts dimensions of what it unsqueezes
+    if hasattr(x, "_ndim"):  # by which the reference counts the dimensions of tensors that it unsqueezes
         ours.input._ndim = x._ndim
     return ours, bias
 
@@ -186,7 +186,7 @@ def run_compiled(op: Any, c: Any) -> Any:
 
 
 def check_values(op: Any, got: list[Any], expected: list[Any]) -> None:
-    """Raises unless results are those of the reference; random ones need the same parts only."""
+    """Raises unless results equal the reference's; random ones need the same parts only."""
     assert len(got) == len(expected)
     if not any(name in op.name for name in RANDOM):
         torch.testing.assert_close(got, expected, equal_nan=True, atol=1e-4, rtol=1e-4)
@@ -218,7 +218,7 @@ def expected_grads(op: Any, sample: Any, expected: list[Any]) -> Any:
 
 
 def check_grads(op: Any, ours: Any, theirs: Any) -> None:
-    """Raises unless gradients are those of the reference."""
+    """Raises unless gradients equal the reference's."""
     for expected, got in zip(theirs, ours, strict=True):
         if op.name in DENSE_ZEROS and type(got) is Tensor and expected.is_nested:
             assert not got.any()
@@ -235,7 +235,7 @@ def check_grads(op: Any, ours: Any, theirs: Any) -> None:
 
 @contextlib.contextmanager
 def noted(errors: list[str]) -> Iterator[None]:
-    """Adds the first line of what is wrong in a block, or an empty one."""
+    """Adds the first line of the error that a block raises, or an empty one."""
     errors.append("")
     try:
         yield
@@ -244,7 +244,7 @@ def noted(errors: list[str]) -> Iterator[None]:
 
 
 def count(op: Any, layout: str, run: Any = run_eager, stride: int = 1) -> tuple[list[str], list[str]]:
-    """What is wrong with an op's samples, forward and backward; only where gradients are compared there is a second."""
+    """The errors of an op's samples, forward and backward; only compared gradients add a second one."""
     forward, backward = [], []
     samples = [s for s in samples_of(op) if layout != "counted" or not has_operand_of_rows(s[0])]
     for sample, expected in samples[::stride]:

@@ -1,9 +1,11 @@
-"""A loop over the rows as the judge of what a ragged tensor computes, for jagged batches and padded tables.
+"""A loop over the rows as the judge of ragged tensors, for jagged batches and padded tables.
 
-A `Batch` has one leaf, of which both the ragged tensor and the plain rows are functions. What lies between rows, or in
-the padding of a table, is NaN (or an index out of range), so that anything which reads it shows; the cotangent of a
-padded result is NaN there too. `check_parts` compares values, and then the gradients of the leaf and of all dense
-parameters under one random cotangent. `judged` and `refused` make tests of tables.
+A `Batch` has one leaf, of which both the ragged tensor and the plain rows are functions. Memory between rows, and the
+padding of a table, holds NaN or an index out of range, so that a wrong read shows. The cotangent of a padded result is
+NaN there too.
+
+`check_parts` compares values, and then the gradients of the leaf and of all dense parameters under one random
+cotangent. `judged` and `refused` make tests of tables.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class Table:
 
 
 def slices_of(table: Tensor, lengths: Tensor, batch_dim: int, ragged_dim: int) -> list[Tensor]:
-    """Rows of a plain table by plain slicing; those of merged dimensions follow each other in it."""
+    """Rows of a plain table by plain slicing; merged dimensions hold their rows one after another."""
     if batch_dim == ragged_dim:
         table, ragged_dim = table.unflatten(batch_dim, (len(lengths), -1)), batch_dim + 1
     place = ragged_dim - (batch_dim < ragged_dim)
@@ -147,7 +149,7 @@ def make_table(
 def make(
     layout: str, lengths: Sequence[int] = LENGTHS, entry: Sequence[int] = (4,), width: int | None = None
 ) -> Any:
-    """A batch or a table of random rows, the table by the name of its places; what does not exist is NaN."""
+    """A batch or a table of random rows, the table by the name of its places; the padding is NaN."""
     places = "[B, T]" if layout == "padded" else layout
     if places in PLACES:
         return make_table(places, lengths, max(7, *lengths, 0) if width is None else width, entry)
@@ -155,7 +157,7 @@ def make(
 
 
 def hold(layout: str, rows: Sequence[Tensor]) -> Any:
-    """A value of these rows; what does not exist is NaN, or an index out of range."""
+    """A value of these rows; the padding is NaN, or an index out of range."""
     batch = make(layout, [len(row) for row in rows], rows[0].shape[1:])
     nothing = float("nan") if rows[0].is_floating_point() else 10**9
     x, stored = batch.x.detach(), torch.full(batch.leaf.shape, nothing, dtype=rows[0].dtype)
@@ -228,7 +230,7 @@ def check_leaves(
 ) -> None:
     """Compares the rows of a result, or its parts, and the gradients of leaves that flow back from them.
 
-    Where those of the leaves that have holes are NaN, their gradients mean nothing.
+    Gradients do not count where a leaf with holes is NaN.
     """
     outputs = got.to_tensors() if isinstance(got, JaggedTensor | PaddedTensor) else list(got)
     if len(outputs) == 1 < len(expected):  # a result with an entry for each row that exists

@@ -1,4 +1,4 @@
-"""Ranks as processes, for the tests of what several ranks compute."""
+"""Starts ranks as processes, for tests of distributed code."""
 
 import contextlib
 import datetime

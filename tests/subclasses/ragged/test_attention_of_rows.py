@@ -340,7 +340,7 @@ KERNELS = {"stock": torch.compile, "direct": desugar.compile}
     ],
 )
 def test_forward_and_backward_use_one_mask(door, region):
-    """The gradient of a loss that is linear in the values is what the loss says of their size."""
+    """The loss is linear in the scale, so its gradient equals the loss only if both passes use one mask."""
     x, _ = make_rows("jagged")
     scale, run = torch.tensor(1.0, requires_grad=True), door(REGIONS[region])
     losses = [run(x, scale).values.sum() for _ in range(2)]
@@ -408,7 +408,7 @@ test_what_does_not_fit_is_refused = raising(
 LENGTHS, OTHERS, FULL = [3, 1, 5], [4, 0, 2], [3, 2, 5, 1]
 BACK_TO_BACK = pairs_of(["back to back"])
 
-# ---- what the kernels promise ----------------------------------------------------------------------------------
+# ---- the contract of the kernels -------------------------------------------------------------------------------
 
 
 def attend_rows(q, k, v, starts, causal, last, scale):  # noqa: PLR0913
@@ -422,7 +422,7 @@ def attend_rows(q, k, v, starts, causal, last, scale):  # noqa: PLR0913
             seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril((d - c) - (b - a) if last else 0)
             scores = scores.masked_fill(~seen, -math.inf)
         row = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[c:d])
-        out.append(row if d > c else row + q[a:b] * torch.nan)  # nobody says what is there
+        out.append(row if d > c else row + q[a:b] * torch.nan)  # undefined by the contract
     return torch.cat(out)
 
 

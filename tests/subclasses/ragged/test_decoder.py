@@ -85,7 +85,7 @@ def loss_of_rows(model, rows):
 
 
 def batch_of(layout, rows):
-    """Rows of tokens and of targets; what does not exist is no token."""
+    """Rows of tokens and of targets; the padding holds numbers that are not tokens."""
     if layout == "jagged":
         tokens = JaggedTensor.from_tensors(rows)
         return tokens, tokens.with_values((tokens.values + 1) % 9)
@@ -192,7 +192,7 @@ def test_a_padded_batch_takes_no_more_programs(model):
 def test_no_step_reads_a_length(model, compiled):
     step = functools.partial(decode_step, model)
     step = by_desugar(step, dynamic=False) if compiled else step
-    run(step, model, 20)  # what is compiled is compiled now
+    run(step, model, 20)  # compiles every program first
     steps = decode(step, prompts_of(), 20, BUCKET)
     with NoReading():
         *_, tokens = steps
@@ -225,7 +225,7 @@ def test_no_step_synchronises(model, compiled):
     model = model.float().cuda()
     step = functools.partial(decode_step, model)
     step = desugar.compile(step, dynamic=False) if compiled else step
-    *_, _ = decode(step, prompts_of("cuda"), 20, BUCKET)  # what is compiled is compiled now
+    *_, _ = decode(step, prompts_of("cuda"), 20, BUCKET)  # compiles every program first
     tokens = PaddedTensor.from_tensors(prompts_of("cuda"), multiple=BUCKET)
     torch.cuda.set_sync_debug_mode("error")
     try:

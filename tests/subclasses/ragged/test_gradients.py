@@ -108,7 +108,7 @@ def test_several_outputs_and_a_second_derivative(cls):
 
 
 test_values_are_free_until_the_backward = giving(
-    {  # as those of a plain sum, which saves their size
+    {  # like a plain sum, which saves only the size
         cls.__name__: (
             lambda cls=cls: (
                 (
@@ -131,7 +131,7 @@ test_values_are_free_until_the_backward = giving(
 # ---- given by a hook -------------------------------------------------------------------------------------------
 
 
-# What a hook returns, and the gradient that comes of it; None where that is refused.
+# The result of a hook, and the resulting gradient; None where the hook's result is refused.
 HOOKS = {
     "another": (lambda g: g * 3, 6),
     "a new one": (lambda g: type(g).from_tensors([row * 3 for row in g.to_tensors()]), 6),
@@ -256,7 +256,7 @@ def make(cls):
     return cls.from_tensors(ROWS)
 
 
-# ---- what a write reaches --------------------------------------------------------------------------------------
+# ---- values that a write reaches -------------------------------------------------------------------------------
 
 WRITTEN_CUTS = {
     "x[1:]": (lambda x: x[1:], [[1, 2, 3], [-4], [-5, -6]]),
@@ -298,7 +298,7 @@ def test_numbers_and_dropout(cls):
     assert numbers_of(x) == [[7, 7, 7], [7], [0, 0]]
 
 
-# ---- what autograd knows of it ---------------------------------------------------------------------------------
+# ---- autograd's record of a write ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("of_weight", [False, True], ids=["of the values", "of a weight"])
@@ -328,7 +328,8 @@ def test_rows_are_not_written_to_where_it_would_be_lost(cls):
     make(cls)[1].mul_(2)
 
 
-# What is written to, of a value and a slice of it, of which the squares are saved; by default the slice is all.
+# A write to a value or to a slice of it, and the function that makes the slice. The squares of both are saved before
+# the write.
 LATER = {
     "mul_": (lambda y, part: y.mul_(2), lambda y: y),
     "copy_": (lambda y, part: y.copy_(y.detach() * 2), lambda y: y),

@@ -23,7 +23,7 @@ from tests.tables import raising
 
 
 def stored(result):
-    """The parts of a result, those of ragged values apart."""
+    """The parts of a result; ragged values are split into inner tensors."""
     found = []
     for part in result if isinstance(result, tuple | list) else [result]:
         found += part.unwrap() if isinstance(part, JaggedTensor) else [part]
@@ -103,7 +103,7 @@ def batch(lengths):
 
 
 def read_inside(f):
-    """A function that reads what its result stores, inside."""
+    """A function that reads the inner tensors of its result, inside."""
 
     def read(x):
         y = f(x)
@@ -282,7 +282,7 @@ PARTS = {
     "the greatest": lambda x: x.topk(1, 1).values.sum(1),
     "narrow": lambda x: x.narrow(1, 0, 2) + 1,
 }
-# What is called, with values that these functions make of lengths.
+# A function, and functions that make its values from lengths.
 PROGRAMS = {
     **{name: (lambda x: x.sin() + 1, [lambda n, way=way: way(rows(n))]) for name, way in WAYS.items()},
     "constructor and ops": (torch.sin, [lambda n: rows(n) * 2, rows]),
@@ -309,7 +309,7 @@ def test_one_program(name, door):
 
 
 def test_dims_marked_dynamic():
-    """A feature of the extent of the rows is no symbol; a user's mark adds to those of the class."""
+    """A feature as long as the rows gets no symbol; a user's mark adds to the marks of the class."""
     x = rows((4, 2))  # as long as the features are many
     assert x.shape == (2, 4, 4) and dims_marked_dynamic(x) == [0, 1]
     torch._dynamo.maybe_mark_dynamic(x, 2)

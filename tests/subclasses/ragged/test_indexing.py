@@ -533,7 +533,7 @@ NUMBER = torch.tensor(7.0, dtype=torch.float64, requires_grad=True)
 ENTRY = torch.arange(4.0, dtype=torch.float64, requires_grad=True)
 EACH = torch.arange(16.0, dtype=torch.float64).view(4, 4).requires_grad_()
 
-# An index, what is written, and what that is for each row: an index of it and a value, or None.
+# An index, the written value, and the write to each row: an index of the row and a value, or None.
 CASES = {
     "a row": ((0,), NUMBER, lambda i, v: (ALL, v) if i == 0 else None),
     "rows": ((slice(1, 3),), ENTRY, lambda i, v: (ALL, v) if i in (1, 2) else None),
@@ -561,7 +561,7 @@ CASES = {
         lambda i, v: {0: (2, v), 1: (-1, v)}.get(i),
     ),
 }
-# What is read by an index, doubled, is written by it.
+# Each write doubles the entries that the index reads.
 CASES |= {
     f"doubled, {name}": (
         index,
@@ -588,7 +588,7 @@ CASES |= {
     "features of last entries": ((ALL, -1, [0, 1, 3]), NUMBER, lambda i, v: ((-1, [0, 1, 3]), v)),
 }
 SHOWN = {"features": lambda v: v[1:3], "pairs": lambda v: v[:2]}
-# A table refuses what is not at one place of all rows; the size of what is read may depend on the data.
+# A table refuses an index that differs between rows; the size of a read may depend on the data.
 REFUSED_BY_TABLES = ("the last two", "listed places")
 
 
@@ -663,7 +663,7 @@ def clear(x):
 test_a_number_by_mask_in_a_graph = judged({"0": alike(clear)}, pairs_of(["holes"], WAYS), sweep=3)
 
 
-WRITES = {  # of a table and a value, and what it does to each row
+WRITES = {  # of a table and a value, and the same write to each row
     "rows like them": (lambda x, v: x.__setitem__(ALL, x.clone() * v), lambda r, i, v: r.copy_(r.clone() * v)),
     "a part of them": (lambda x, v: x.__setitem__((ALL, slice(1, None)), x.clone()[:, 1:] * v),
                        lambda r, i, v: r[1:].copy_(r.clone()[1:] * v)),

@@ -193,7 +193,7 @@ def ones(cls):
 
 
 def end(x):
-    """What follows the last row."""
+    """The text of a repr after the last row."""
     return repr(x).rpartition("],")[2]
 
 
@@ -603,7 +603,7 @@ def test_optimizers_step_as_they_step_rows(kind, name):
 
 
 def compared(kind):
-    """Rows and what equals them, or does not."""
+    """Rows, values that equal them, and values that do not."""
     rows = rows_of()
     x, make = KINDS[kind](rows), KINDS[kind]
     alike = [make(rows), x.clone(), x.clone().mT.mT]

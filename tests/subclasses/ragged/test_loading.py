@@ -43,7 +43,7 @@ PARTS = {
 }
 START = ["fork", "spawn"]
 kinds = pytest.mark.parametrize("kind", COLLATE)
-# What newer Pythons say of any fork beside another thread.
+# The warning of newer Pythons for any fork beside another thread.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 ROWS = [torch.arange(n) for n in (3, 1, 4, 0, 5)]
@@ -97,7 +97,7 @@ def test_a_batch_as_a_data_set(kind):
 
 
 def double_in_place(arrived, done, kind, received):
-    """What another process does with a batch; it sends one of its own, and stays until it was received."""
+    """Another process doubles a batch, sends one of its own, and stays until it was received."""
     arrived.get().mul_(2)
     done.put(COLLATE[kind](ROWS))
     received.wait(60)
@@ -458,7 +458,7 @@ def test_nothing_of_hugging_face_is_imported():
     assert done.stdout.strip() == "set()"
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------
+# ---- refused rows ----------------------------------------------------------------------------------------------
 
 GOOD = {"input_ids": [5, 6, 7]}
 BAD = {
@@ -621,7 +621,7 @@ def joint():
 
 @on_ranks
 def check_rank(mesh, folder):
-    """What each rank does: the same gradients and means as one process, by DDP, FSDP2 and with accumulation."""
+    """Each rank computes the gradients and means of one process, by DDP, FSDP2 and with accumulation."""
     (own,) = TokenBatchSampler([len(row) for row in WEIGHED], rows_per_step=6)
     for parallel in (nn.parallel.DistributedDataParallel, functools.partial(fully_shard, mesh=mesh)):
         check_gradients(parallel(make_model()), own)
@@ -641,7 +641,7 @@ def check_gradients(model, own):
 
 
 def check_accumulation(model, own):
-    """Each row a batch of its own; the tokens are those of the whole step."""
+    """Each row is a batch of its own; the loss is divided by the number of tokens in the whole step."""
     reference, _ = joint()
     tokens = sum(len(WEIGHED[i]) for i in own)
     with model.no_sync():

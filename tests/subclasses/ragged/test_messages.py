@@ -1,4 +1,4 @@
-"""What is refused of rows, as operands and by layers, and in files: the error says what came, and what to do."""
+"""Errors about rows as operands, in layers and in files name the wrong value, and a way out."""
 
 from collections import defaultdict
 
@@ -204,7 +204,7 @@ JAGGED = {
 }
 test_refused_of_jagged_rows = raising(JAGGED)
 
-# What PyTorch refuses of plain tensors as well, by an error of the same type.
+# PyTorch refuses these for plain tensors as well, by an error of the same type.
 test_wrong_arguments = raising(
     {
         "lengths of no rows": (
@@ -529,7 +529,7 @@ WRONG = {
 
 
 def made_again(inners=None, metadata=None):
-    """A value from a file, which says of what it is made again, and with which fields."""
+    """A value rebuilt from a file, with changed inner tensors or metadata."""
     rebuild, (cls, *fields) = batch().flatten(0, 1).__reduce_ex__(2)
     return rebuild(cls, fields[0] | (inners or {}), fields[1] | (metadata or {}), *fields[2:])
 

@@ -1,4 +1,4 @@
-"""Padded tensors: making, converting and merging them, the widths of tables, and what is refused."""
+"""Padded tensors: construction, conversion, merged dimensions, the widths of tables, and refused calls."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The conformance kit on padded tensors whose rows are full, so that each stands for its table."""
+"""The conformance kit on padded tensors whose rows are full, so that each represents its table."""
 
 from __future__ import annotations
 

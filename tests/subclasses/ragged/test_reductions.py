@@ -236,7 +236,7 @@ INTEGERS = {
 
 
 def of_integers(f, dtype, cls):
-    """So none of them stands for what does not exist."""
+    """The rows hold 0, the least integer of some dtypes, so no integer can mark padding."""
     rows = [torch.randint(0, 4, (n, 2)).to(dtype) for n in (3, 1, 2)]
     return list(f(cls.from_tensors(rows), 1)), [f(row, 0) for row in rows]
 
@@ -401,7 +401,7 @@ def all_entries(x):
     return torch.ones_like(x, dtype=torch.bool)
 
 
-# A mean, a variance and a deviation count entries, so their mask is that of the entries.
+# A mean, a variance and a deviation count entries, so their mask is the mask of the entries.
 test_what_counts = judged(
     {
         name: (lambda x, f=f: f(x, 1, mask=all_entries(x)), lambda row, _, f=f: f(row, 0))
@@ -563,7 +563,7 @@ test_scalars_on_either_side = judged(
 # ---- dense operands that broadcast -----------------------------------------------------------------------------
 
 B, T, D = len(LENGTHS), max(LENGTHS), 4
-# The shape of a dense operand beside [B, T, D], and what of it a row sees.
+# The shape of a dense operand beside [B, T, D], and the part of it that a row sees.
 DENSE = {
     "features": ((D,), lambda p, i, n: p),
     "one": ((1,), lambda p, i, n: p),
@@ -909,7 +909,7 @@ test_ops_within_entries_that_are_refused = refused(
         "sum_to_size": (lambda x: x.sum_to_size(3, 4), ValueError, "is not an expansion of"),
     }
 )
-# A dense tensor that is written to would get the size of what is stored.
+# A dense tensor that is written to would get the size of the stored values.
 test_no_dense_tensor_is_written_to = refused(
     {
         "amax": (lambda x: torch.amax(x, -1, out=OUT), NotImplementedError, NO_OUT),

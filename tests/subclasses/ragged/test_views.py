@@ -552,7 +552,7 @@ REPEATS = torch.tensor([2, 1, 0, 3])
 
 Rows = list[Tensor]
 
-# The op, and what a loop over the rows gives.
+# The op, and the result of a loop over the rows.
 REPEATED = {
     "each row twice": (
         lambda x: x.repeat_interleave(2, 0),

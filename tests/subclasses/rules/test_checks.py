@@ -1,4 +1,4 @@
-"""What a rule may be registered for, and which rules can take the arguments of their op."""
+"""Registration of rules: valid keys, and rules that cannot take the arguments of their op."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def double(x: Tensor) -> Tensor:
     return x * 2
 
 
-# ---- what torch can ask for --------------------------------------------------------------------------------
+# ---- functions that torch can dispatch ---------------------------------------------------------------------
 
 
 def answers(key, of=None):

@@ -52,7 +52,7 @@ test_other_type_errors_stay = raising(
             TypeError,
             r"must be (Number|Tensor), not list",
         ),
-        # What no operator calls reaches the caller as it is.
+        # Without an operator, the rule's error reaches the caller unchanged.
         *(
             (
                 lambda function=function: function(*[faulty(function)(torch.ones(2))] * 2),
@@ -164,7 +164,7 @@ def test_nested_values_may_run_a_rule_in_itself():
     assert y.tolist() == [2.0, 2.0]
 
 
-# ---- what a rule for a derivative needs ----------------------------------------------------------------------
+# ---- rules that a derivative needs ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", [aten.relu, torch.relu])

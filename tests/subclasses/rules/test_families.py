@@ -265,7 +265,7 @@ def test_every_op_of_a_family_exists_and_is_in_no_other():
     assert len(ops) == len(set(ops)) and all(isinstance(f, Family) for f in families)
 
 
-# ---- what a rule does not take ------------------------------------------------------------------------------
+# ---- arguments that a rule does not take --------------------------------------------------------------------
 
 
 def untaken(func, *args, **kwargs):

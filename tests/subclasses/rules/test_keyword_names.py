@@ -1,4 +1,4 @@
-"""Rules whose parameters have other names than those of PyTorch's functions."""
+"""Rules whose parameters have other names than PyTorch's functions."""
 
 import pytest
 import torch

@@ -25,7 +25,7 @@ def fresh(base: type = TensorSubclass, **keywords):
 
 
 def answer(word):
-    """A rule that returns its name, to see which one ran; below autograd a tensor of numbers stands for it."""
+    """A rule that returns its name, to see which one ran; below autograd it returns a tensor of numbers."""
     return lambda func, x, *args, **kwargs: word if isinstance(word, str) else torch.full(x.shape, word)
 
 
@@ -33,7 +33,7 @@ def on_held(func, x, *args, **kwargs):
     return type(x)(func(x.held, *args, **kwargs))
 
 
-# ---- what cannot be registered ------------------------------------------------------------------------------
+# ---- refused registrations ----------------------------------------------------------------------------------
 
 
 def test_a_failed_registration_leaves_nothing_behind():
@@ -418,7 +418,7 @@ def test_operators_with_methods_of_their_own_have_the_rule_of_the_function(name,
     assert getattr(x, f"__i{name}__")(3) == "in place"
 
 
-# ---- what has no rule, and what a rule leaves alone ----------------------------------------------------------
+# ---- functions without a rule, and functions that a rule does not handle -------------------------------------
 
 
 Doubled = declare(

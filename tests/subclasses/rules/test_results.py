@@ -1,4 +1,4 @@
-"""What rules return: a value at the end of each way through them, as many tensors as the op has, of its size."""
+"""Dispatch checks the result of a rule on each way through it: its class, the number of tensors, and their sizes."""
 
 import pytest
 import torch

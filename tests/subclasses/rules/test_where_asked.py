@@ -1,4 +1,4 @@
-"""Rules are asked alike in eager mode and in compiled code, by whatever name and with whatever arguments."""
+"""Rules are called alike in eager mode and in compiled code, by whatever name and with whatever arguments."""
 
 import operator
 import re

@@ -1,4 +1,4 @@
-"""From a class statement to a spec: what is read, and what is refused with which words."""
+"""From a class statement to a spec: the parts that are read, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def declare(
 
 
 def one(name: str = "a", marker: Any = None, annotation: Any = Tensor, **rest: Any) -> Any:
-    """A class with one inner tensor, and what is given besides."""
+    """A class with one inner tensor, and further members."""
     return declare({name: marker or inner(), **rest}, {name: annotation})
 
 
-# ---- what is read ------------------------------------------------------------------------------------------
+# ---- members that are read ---------------------------------------------------------------------------------
 
 
 INT8, PAIR = Int8Weight.__spec__, Pair.__spec__
@@ -94,7 +94,7 @@ def test_annotations_as_strings_see_local_names_and_the_class_itself():
     assert Chain(x, Chain(x)).next.next is None
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------
+# ---- refused members ---------------------------------------------------------------------------------------
 
 
 Counted = make(

@@ -173,7 +173,7 @@ test_what_it_is_made_from = giving(
                 (torch.tensor([1 + 2j]), None, torch.tensor([1 + 2j])),
             ]
         },
-        # The cache of compiled programs knows its values.
+        # The key of the cache of compiled programs has its values.
         "equal numbers": (lambda: made_of(1.0) == made_of(1.0), True),
         "other numbers": (lambda: made_of(1.0) == made_of(2.0), False),
     }

@@ -1,4 +1,4 @@
-"""Wrong constructions, and what their errors say."""
+"""Wrong constructions, and the words of their errors."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ MADE = {**FACTORIES, **OURS, **OTHERS, "doubled": lambda: Doubled(torch.ones(3))
 
 
 def reduced(x):
-    """What a file says of a value: the inner tensors, the metadata, the flags and the attributes, to be changed."""
+    """The content of a file with a value: inner tensors, metadata, flags and attributes, to be changed."""
     _, (_, inners, metadata, flags, extras) = x.__reduce_ex__(2)
     return {"inners": inners, "metadata": metadata, "flags": flags, "extras": extras}
 
@@ -110,14 +110,14 @@ way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
 def load(x, way=by_torch, **changed):
-    """Loads a file of ``x`` in which the given groups of what is said have other entries; ``...`` leaves one out."""
+    """Loads a file of ``x`` with other entries in the given groups; ``...`` leaves an entry out."""
     said = reduced(x)
     for group, entries in changed.items():
         said[group] = {k: v for k, v in (said[group] | entries).items() if v is not ...}
     return way(_File(type(x), said))
 
 
-# ---- what the constructors refuse --------------------------------------------------------------------------
+# ---- values that the constructors refuse -------------------------------------------------------------------
 
 LONG = torch.int64
 REFUSED = {
@@ -410,7 +410,7 @@ HOSTILE = [
 
 
 def made_again(x, said):
-    """The value that the constructor makes of what a file says, if it takes all of it."""
+    """The value that the constructor makes of a file's content, if it takes all of it."""
     given = said["inners"] | said["metadata"]
     if isinstance(x, KeyedJaggedTensor):
         lengths = given.pop("offsets").diff(dim=1).flatten()
@@ -490,7 +490,7 @@ def test_bytes_of_a_checkpoint_changed():
         text[at] ^= 1 << chance.randrange(8)
         try:
             y = torch.load(zipped(members | {pickled: bytes(text)}), weights_only=True)
-        except Exception:  # what a damaged pickle raises is up to torch  # noqa: BLE001
+        except Exception:  # torch decides which error a damaged pickle raises  # noqa: BLE001
             continue
         if type(y) is JaggedTensor:
             loaded += 1
@@ -500,7 +500,7 @@ def test_bytes_of_a_checkpoint_changed():
     assert loaded
 
 
-# ---- what still loads --------------------------------------------------------------------------------------
+# ---- files that still load ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", MADE)

@@ -1,4 +1,4 @@
-"""Shapes in a declaration: the notation, the checks, and what they cost a compiled function."""
+"""Shapes in a declaration: the notation, the checks, and their cost in a compiled function."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""The kind of a class: what it is by default, what is refused, and which gradients follow from it."""
+"""The kind of a class: its default, refused kinds, and the gradients that follow from it."""
 
 import pytest
 import torch
@@ -90,7 +90,7 @@ LOSSES = {
     ("door", "names"), [*(("eager", [name]) for name in LOSSES), *((door, [*LOSSES]) for door in COMPILED)]
 )
 def test_gradients_of_a_structure_with_a_conversion(door, names):
-    """They are by the inner tensors, also where a plain tensor is what is computed with."""
+    """Gradients are by the inner tensors, even if the computation uses a plain tensor."""
     logs = [torch.tensor([0.5, -1.0, 0.25]), torch.tensor([0.1, 0.2, -0.3])]
     leaves = [Log(t.clone()).requires_grad_() for t in logs]
     separate = [t.clone().requires_grad_() for t in logs]

@@ -1,4 +1,4 @@
-"""What looks like a field in a class body and declares none."""
+"""Members of a class body that look like fields, but are not declared as fields."""
 
 from __future__ import annotations
 

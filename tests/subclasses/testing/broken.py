@@ -100,7 +100,7 @@ class LooksAtGradMode(Tagged):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-# What a call works on waits on the class while other threads may run.
+# A class attribute holds the arguments of a call while other threads may run.
 SharesScratch = made(
     "SharesScratch",
     Tagged,
@@ -210,7 +210,7 @@ WritesCotangent = differentiated(lambda ctx, x: x.detach().clone(), lambda ctx, 
 
 
 class CountsCalls(Tagged):
-    """State outside the inner tensors: what an op gives depends on how often it ran."""
+    """State outside the inner tensors: the result of an op depends on how often it ran."""
 
     calls = 0
 
@@ -320,7 +320,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 WRONG = {
     ForgetsTag: "round_trip",
-    # Flatten names an attribute that is no tensor.
+    # Flatten names an attribute that is not a tensor.
     made("NamesNoTensor", Tagged, __tensor_flatten__=lambda self: (["data_", "tag"], self.tag)): "flatten",
     made(
         "CopiesOnUnflatten",

@@ -1,4 +1,4 @@
-"""Planted faults: classes with rules, and what the kit says of them."""
+"""Planted faults: classes with rules, and the kit's reports about them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_kept(make: Factory, *promises: str, **options: Any) -> None:
 def finding(cases: Mapping[str, tuple[Any, ...]]) -> Any:
     """A test of ``(promise, wrong, words, right, options)``, where the two factories and the options may be missing.
 
-    Values of a wrong factory break the promise, and the report has the words. Those of a right one keep it.
+    Values of a wrong factory break the promise, and the report has the words. Values of a right one keep it.
     """
 
     @pytest.mark.parametrize("case", cases)

@@ -1,4 +1,4 @@
-"""What the author did not pass is derived where the reference shows that it is right, and nowhere else."""
+"""The kit derives subjects that the author did not pass, only if the reference shows that they are right."""
 
 import enum
 from typing import Literal
@@ -52,7 +52,7 @@ def scaled():
     return Scaled(torch.randn(4, 6), torch.rand(4, 1))
 
 
-# What a value represents depends on all of its rows.
+# The tensor that a value represents depends on all of its rows.
 Totals = declare(
     name="Totals",
     keywords={"fallback": "materialize"},
@@ -69,7 +69,7 @@ def test_sizes_are_derived_where_the_reference_grows_with_them():
     assert s.derived == {"sizes": "2 and 3 times its inner tensors, concatenated"}
     s = Subject(lambda: Tagged(torch.ones(2, 9)), {})
     assert [s.make(f).shape[0] for f in derive.sizes(s)] == [10, 12]
-    assert derive.sizes(Subject(scaled, {"sizes": [scaled]})) == [scaled]  # those of the author come first
+    assert derive.sizes(Subject(scaled, {"sizes": [scaled]})) == [scaled]  # the author's come first
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ test_what_the_reference_does_not_bear_out_is_not_derived = raising(
             ("sizes", lambda: Tagged(torch.tensor(1.0))),
             ("sizes", lambda: Tagged(torch.ones(0, 3))),
             ("variants", of_tensors(Tagged, (4, 6))),
-            ("wrap", scaled),  # a value stands for something else
+            ("wrap", scaled),  # a value represents a different tensor
             ("wrap", of_tensors(Totals, (4, 6))),
         ]
     ]

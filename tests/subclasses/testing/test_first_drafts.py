@@ -1,4 +1,4 @@
-"""Classes as a new author writes them first: the advice on each fault is its mend, and made, nothing is broken."""
+"""Classes as a new author writes them first: the advice on each fault is its fix, after which nothing is broken."""
 
 import pytest
 import torch
@@ -75,7 +75,7 @@ def scale(func, x, y):
 
 
 OPERAND = "isinstance(operand, cls) before it reads a field"
-# The class, its values, the op with a first rule and the mended one, the promises with words of their advice, options.
+# The class, its values, the op with a first rule and the fixed one, the promises with words of their advice, options.
 DRAFTS = {
     "fixed point": (
         *(Fixed, fixed, aten.add),

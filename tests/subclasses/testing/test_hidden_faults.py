@@ -31,7 +31,7 @@ def unwrapped(x):
     return x.unwrap("held")
 
 
-# ---- gradients that are no slopes ----------------------------------------------------------------------------
+# ---- gradients that are not slopes ---------------------------------------------------------------------------
 
 # With a rule, so that it has no reference: gradients are compared with differences.
 Mapped = declare(keywords={"fallback": "map"})
@@ -277,7 +277,7 @@ Length = declare(
     materialize=lambda self: self.number,
     rules={aten.add: first_unit},
 )
-# The unit of a product is that of neither.
+# The unit of a product differs from both units.
 Area = declare(Length, rules={aten.mul: product, aten.add: sum_of_one_unit})
 
 
@@ -496,7 +496,7 @@ def joining(converts):
     return join
 
 
-# The promise, what the rule is for, the wrong rule, right ones, words of the report.
+# The promise, the op of the rule, the wrong rule, right ones, words of the report.
 FAULTS = {
     "a unit forgotten": (
         "other_metadata",
@@ -569,7 +569,7 @@ def test_a_default_in_place_of_an_operands_metadata_is_found_where_the_reference
     check_kept(functools.partial(make, Quantity), "kept_metadata", **options(Quantity))
 
 
-# ---- what materialize() keeps ----------------------------------------------------------------------------------
+# ---- tensors that materialize() keeps --------------------------------------------------------------------------
 
 
 def kept_on_value(self):

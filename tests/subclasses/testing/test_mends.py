@@ -1,4 +1,4 @@
-"""Planted faults: the report names the true mend of each, and the promise is kept once it is made."""
+"""Planted faults: the report names the true fix of each, and the promise is kept once the fix is made."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def values_of(cls):
 
 
 CONSTANT = "uses a tensor that is neither an operand nor an inner tensor"
-# What is planted, what it is after the mend, the promises that it breaks, words of the mend.
+# The planted class, the same class after the fix, the promises that it breaks, words of the advice.
 PLANTED = {
     "a global tensor": (
         Global,
@@ -319,7 +319,7 @@ def test_a_plain_view_is_no_copy():
 
 
 def single(func, x, y):
-    """Computes in single precision, whatever it is asked."""
+    """Computes in single precision, whatever the dtype of the arguments."""
     if isinstance(x, Base) and not isinstance(y, Tensor):
         return type(x)(func(x.held.float(), y))
     return func(plain(x), plain(y))
@@ -671,7 +671,7 @@ def test_a_value_that_cannot_be_read_is_one_entry(fault):
 
 
 Adding = declare(keywords={"fallback": "materialize"}, raw=inner(), materialize=lambda self: self.raw.add_(1))
-# Values, of how many promises the one mend is at least, a part of their details, and words of the mend.
+# Values, the least number of promises with this one fix, a part of their details, and words of the fix.
 ONE_CAUSE = {
     "a materialize() of another size": (
         lambda: Larger(torch.randn(4, 3), torch.randn(4, 2, 3)),

@@ -1,4 +1,7 @@
-"""A report fits one screen: what was not compared first, then the causes with their mends; the rest is not lost."""
+"""A report fits one screen: first the values that were not compared, then the causes with their fixes.
+
+The rest of the report is not lost.
+"""
 
 import re
 from importlib.metadata import version
@@ -27,10 +30,10 @@ def assert_fits(report):
     assert all(o.detail in report.details() and o.mend in report.details() for o in report.outcomes)
 
 
-# ---- what is compared --------------------------------------------------------------------------------------
+# ---- compared values ---------------------------------------------------------------------------------------
 
 
-# Inner tensors of two dtypes, of which one is that of the value.
+# Inner tensors of two dtypes; the value has one of them.
 Mixed = declare(
     keywords={"size_from": "wide", "fallback": "map"}, narrow=inner(dtype=torch.bfloat16), wide=inner()
 )

@@ -1,4 +1,4 @@
-"""Reports, refusals, options, the pytest class; and what the kit finds in PyTorch's own TwoTensor."""
+"""Reports, refusals, options, the pytest class; the kit's findings in PyTorch's own TwoTensor."""
 
 import json
 import random

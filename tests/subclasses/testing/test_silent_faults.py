@@ -1,4 +1,4 @@
-"""Faults of a rule that no error tells: each is found by one promise, and mended by what the report says."""
+"""Faults of a rule without an error: one promise finds each fault, and the report's advice fixes it."""
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def copying(func, x):
     return type(x)(x.coarse.clone(), func(plain(x)) - x.coarse)
 
 
-# The promise, what the rule is for, the wrong rule, the right one, words of the report.
+# The promise, the op of the rule, the wrong rule, the right one, words of the report.
 FAULTS = {
     "an inner tensor handed on": (
         "own_memory",
@@ -439,7 +439,7 @@ def reading_raw(func, x, y):
     return func(plain(x), y)
 
 
-# What the rule is for, the wrong rule, the right one, words of the report.
+# The op of the rule, the wrong rule, the right one, words of the report.
 OF_TWO = {
     "a field of the left operand twice": (
         aten.add,
@@ -790,7 +790,7 @@ def test_the_copy_that_is_advised_keeps_the_gradient(key, copy):
     assert outcomes(make, "own_memory")["own_memory"].mend.endswith(f"return {copy}")
 
 
-# ---- what an error tells of its cause ----------------------------------------------------------------------
+# ---- causes of an error ------------------------------------------------------------------------------------
 
 Represented = declare(materialize=lambda self: self.held)
 

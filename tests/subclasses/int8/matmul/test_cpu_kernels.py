@@ -104,7 +104,7 @@ def test_it_is_built_once_and_only_its_file_stays(tmp_path, monkeypatch):
     cpu_kernels.library.__wrapped__()
     (file,) = (tmp_path / "made").iterdir()
     written = file.stat().st_mtime_ns
-    monkeypatch.setattr(cpu_kernels, "_build", None)  # is not asked
+    monkeypatch.setattr(cpu_kernels, "_build", None)  # is not called
     assert cpu_kernels.library.__wrapped__() is not None and file.stat().st_mtime_ns == written
 
 
@@ -178,7 +178,8 @@ TILES, NO_TILES = {"has_tiles": True}, {"has_tiles": False}
 BFLOAT16, NO_BFLOAT16 = NO_TILES | {"has_bfloat16": True}, NO_TILES | {"has_bfloat16": False}
 NO_LIBRARY = NO_BFLOAT16 | {"library": None}
 
-# What the processor has, rows and dtype of the input, the matrix with its scales and zero points; and the kernel.
+# The features of the processor, rows and dtype of the input, the matrix with its scales and zero points; and the
+# kernel.
 CHOSEN = [
     *(
         (has, 4, dtype, matrix, kernel)

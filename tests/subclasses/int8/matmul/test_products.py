@@ -222,8 +222,8 @@ def test_a_small_matrix_is_multiplied_in_the_graph(zero_point, monkeypatch):
 
 # ==== the kernels for CUDA ========================================================================================
 
-# What a kernel gets is what its op hands it: the op is called as the interpreter runs it, without a device. Tiles are
-# small, so that few numbers make several tiles and parts.
+# The op runs in the interpreter, without a device, and passes the kernel its usual arguments. Tiles are small, so that
+# few numbers make several tiles and parts.
 VALUES = """
 import itertools
 import torch

@@ -1,4 +1,4 @@
-"""Batches of each rank, and what one process gives for all batches together."""
+"""Batches of each rank, and the results of one process for all batches together."""
 
 import torch
 from torch import nn
@@ -91,7 +91,7 @@ def join(parts):
 
 
 def joint_loss(module, parts):
-    """What one process computes for the rows of all ranks as one batch."""
+    """The loss that one process computes for the rows of all ranks as one batch."""
     found = {key: f if type(f) is torch.Tensor else f.sum(1) for key, f in module(join(parts)).items()}
     sizes = [part.batch_size for part in parts]
     by_rank = zip(*(f.split(sizes) for f in found.values()), strict=True)
@@ -110,7 +110,7 @@ def assert_same_results(got, expected, exact):
 
 
 def assert_same_rows(sharded, whole, attribute=lambda weight: weight):
-    """Compares the rows of this rank with those of the whole tables, or of their gradients."""
+    """Compares the rows of this rank with the same rows of the whole tables, or of their gradients."""
     for key, table in sharded.tables.items():
         got, want = attribute(table.weight), attribute(whole.tables[key].weight)
         if want is None or got is None:  # of a key that is not looked up, or without rows on this rank

@@ -1,4 +1,4 @@
-"""Sharded collections on one rank, plans, the rows of a table as a parameter, row-wise Adagrad, and what is refused."""
+"""Sharded collections on one rank, plans, the rows of a table as a parameter, row-wise Adagrad, and refused calls."""
 
 import contextlib
 import copy
@@ -68,7 +68,7 @@ def looked_up():
 
 
 def numbers(found):
-    """The dense numbers of what a lookup gives."""
+    """The dense numbers of a lookup's results."""
     return [f if type(f) is torch.Tensor else f.values for f in found.values()]
 
 
@@ -223,7 +223,7 @@ def test_weights_are_converted_as_advised(mesh):
 
 @pytest.mark.slow
 def test_it_is_imported_where_it_is_asked_for():
-    """Neither package imports it; and a build without torch.distributed says what is missing."""
+    """Neither package imports it; in a build without torch.distributed, the import error names the missing part."""
     code = (
         "import sys, torch, subclasses.keyed, desugar\n"
         "assert 'subclasses.keyed.sharded' not in sys.modules\n"

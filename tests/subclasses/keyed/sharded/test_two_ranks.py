@@ -39,7 +39,7 @@ MODES = ["sum", "mean", "max", "none"]
 
 
 def compare(mesh, plan, parts, make, average=False):
-    """One lookup and its gradients, sharded and whole; those of the tables may be averages over the ranks."""
+    """One lookup and its gradients, sharded and whole; gradients of the tables may be averages over the ranks."""
     rank, whole = mesh.get_local_rank(), make()
     sharded, ranks = shard(whole, mesh, make_plan(plan), average_gradients=average), 2 if average else 1
     found = sharded(parts[rank])
@@ -202,7 +202,7 @@ class Model(nn.Module):
 
 
 def the_other_parameters_may_be_replicated_or_sharded(mesh):
-    """DDP and FSDP2 average the gradients of what they hold; the tables are told to do so too."""
+    """DDP and FSDP2 average the gradients of their parameters; `average_gradients` does so for the tables."""
     parts, whole = batches("rows of all lengths"), Model(make_collection("sum"))
     (sum(whole(part) for part in parts) / 2).backward()
     for way in ("DDP", "FSDP2"):
@@ -340,7 +340,7 @@ def train(module, optimizer, loss, steps):
 
 
 def train_whole(name, steps):
-    """What one process has after some steps."""
+    """The collection of one process after some steps."""
     sparse, make_optimizer = OPTIMIZERS[name]
     whole = make_collection("sum", sparse=sparse)
     train(

@@ -174,7 +174,7 @@ def rows_of(lengths: Any = LENGTHS, dtype: torch.dtype = torch.float64) -> list[
 
 
 def row_results(case: Case, module: Any, rows: list[Tensor]) -> list[Tensor]:
-    """What each row gives by itself; an empty one gives no entry."""
+    """The result of each row by itself; an empty row has an empty result."""
     found = [case.call(module, row.unsqueeze(0)).squeeze(0) if len(row) else None for row in rows]
     like = next(f for f in found if f is not None)
     nothing = like.new_zeros(0, *like.shape[1:])

@@ -1,9 +1,9 @@
-"""Writes into docs/jagged.md and docs/padded.md what of `torch.nn` runs on rows.
+"""Writes into docs/jagged.md and docs/padded.md which modules of `torch.nn` run on rows.
 
 python -m tests.subclasses.ragged.modules.coverage
 
-A module counts if every row gives what it gives alone, with its gradients, in eager mode and through
-`desugar.compile`; what is refused is named with the beginning of the message.
+A module counts if the result of every row equals the result of that row alone, with its gradients. This holds in eager
+mode and through `desugar.compile`. A refused module is listed with the beginning of the message.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def name_of(case: Case) -> str:
 
 
 def outcome(case: Case, layout: str) -> str:
-    """Empty if it is right in eager mode and compiled; else what is said, or what is wrong."""
+    """Empty if the module is right in eager mode and compiled; else the message of the refusal, or the error."""
     for door in ("eager", "desugar"):
         torch.compiler.reset()
         try:
@@ -76,7 +76,7 @@ def outcome(case: Case, layout: str) -> str:
 
 
 def outcomes(layout: str) -> dict[str, str]:
-    """What came of each module, by the name of its class; of several cases of one class the first that is not right."""
+    """The outcome of each module, by the name of its class; of several cases of one class, the first wrong one."""
     found: dict[str, str] = {}
     for case in (*CASES.values(), *MORE.values()):
         name = name_of(case)

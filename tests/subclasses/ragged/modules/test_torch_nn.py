@@ -1,4 +1,4 @@
-"""Modules of ``torch.nn`` that look along the rows: each row gives what it gives alone, forward and backward."""
+"""Modules of ``torch.nn`` that look along the rows: results and gradients equal the module on each row alone."""
 
 import re
 
@@ -158,7 +158,7 @@ RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize("lengths", [(3, 0, 5, 1), (0, 0, 2), (0, 0)])
 def test_states_are_given_and_an_empty_row_keeps_its_own(kind, name, lengths):
-    """Each row by itself; the gradients of the given states are those of the states of the rows."""
+    """Each row runs by itself; the gradients of the given states equal the gradients of the rows' states."""
     module = RECURRENT[name](DIM, 6, 2, batch_first=True, bidirectional=True).double()
     rows, count, is_lstm = rows_of(lengths), len(lengths), name == "lstm"
     size = (4, count, 6)
