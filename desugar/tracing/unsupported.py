@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -384,7 +384,8 @@ def check_same_structure(expected: Outputs, actual: Outputs) -> None:
 def _summary_of(outputs: Outputs, exact: bool) -> tuple[Any, ...]:
     parts = (part for value in outputs.values for part, _ in parts_of(value))
     used = dict.fromkeys(part.index for part in parts if isinstance(part, Plain | Constant))
-    numbers = {slot: number for number, slot in enumerate(range(len(outputs.items)) if exact else used)}
+    slots: Iterable[int | None] = range(len(outputs.items)) if exact else used
+    numbers = {slot: number for number, slot in enumerate(slots)}
     return (
         [_structure_of(value, numbers) for value in outputs.values],
         outputs.num_visible,
@@ -395,7 +396,7 @@ def _summary_of(outputs: Outputs, exact: bool) -> tuple[Any, ...]:
     )
 
 
-def _structure_of(value: Any, numbers: Mapping[int, int]) -> Any:
+def _structure_of(value: Any, numbers: Mapping[int | None, int]) -> Any:
     match value:
         case Wrapper():
             inner = tuple((name, _structure_of(part, numbers)) for name, part in value.inner)
