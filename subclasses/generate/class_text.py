@@ -1,9 +1,9 @@
 """Emits the text of a class's methods from its spec.
 
-There is one function for each method, and each writes to its emitter argument. All methods of a class form one file
-and compile once. Fields appear under their own names. Every other name in the text starts with an underscore or
-comes from the emitter, which avoids the names of fields. Global names with an underscore depend on the class itself and
-are supplied by :mod:`subclasses.generate.install`.
+An ``emit_`` function writes one method to its emitter argument, or a few related methods. All methods of a class form
+one file and compile once. Fields appear under their own names. A function that PyTorch calls has the parameters that
+PyTorch names. Every other name starts with an underscore or comes from the emitter, which avoids the names of fields.
+Global names with an underscore depend on the class itself and are supplied by :mod:`subclasses.generate.install`.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline(f"if {in_dual_level(e.bind(torch.autograd.forward_ad, 'forward_ad'))}:")
         e.writeline(f"    {e.bind(check_no_tangents, 'check_no_tangents')}(_cls, _func, _args, _kwargs)")
         mapped = ", RuntimeError, IndexError" if spec.fallback == "map" else ""
-        _emit_call_of_rule(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)", mapped)
+        _emit_call(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)", mapped)
     e.writeline()
 
 
@@ -284,11 +284,11 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("_rule = _functions.get(_func)")
         e.writeline("if _rule is None:")
         e.writeline("    return _call_unruled(_func, _types, _args, _kwargs or {})")
-        _emit_call_of_rule(e, "_rule(_func, *_args, **_kwargs) if _kwargs else _rule(_func, *_args)")
+        _emit_call(e, "_rule(_func, *_args, **_kwargs) if _kwargs else _rule(_func, *_args)")
     e.writeline()
 
 
-def _emit_call_of_rule(e: Emitter, call: str, more: str = "") -> None:
+def _emit_call(e: Emitter, call: str, more: str = "") -> None:
     e.writeline("try:")
     e.writeline(f"    return {call}")
     e.writeline(f"except (TypeError, AttributeError, RecursionError, AssertionError{more}) as _error:")
