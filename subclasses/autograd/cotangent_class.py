@@ -142,9 +142,9 @@ def _check_derivative(where: str, t: Any, g: Any) -> None:
         )
     if not isinstance(g, Tensor):
         raise TypeError(f"{where}: expected a tensor or None, got {one_of(type(g))}")
-    kind = getattr(type(t), "Cotangent", Tensor)
-    if not isinstance(g, kind):
-        raise TypeError(f"{where}: expected {one_of(kind)}, got {one_of(type(g))}")
+    expected = getattr(type(t), "Cotangent", Tensor)
+    if not isinstance(g, expected):
+        raise TypeError(f"{where}: expected {one_of(expected)}, got {one_of(type(g))}")
     if known_to_differ(g.shape, t.shape):
         raise ValueError(
             f"{where}: expected a derivative of size {tuple(t.shape)}, got one of size {tuple(g.shape)}"

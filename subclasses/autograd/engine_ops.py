@@ -86,7 +86,7 @@ def with_absent_gradients(op: OpOverload, run: Callable[..., Any]) -> Callable[.
     kernel. No kernel runs in a trace, and the op would be part of the program.
     """
     facts = op_facts(op)
-    gradients = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor" and a.name.startswith("grad")]
+    gradients = [i for i, a in enumerate(facts.arguments) if a.role == "tensor" and a.name.startswith("grad")]
     if not gradients or not op.name().partition(".")[0].endswith("_backward") or facts.written:
         return run
     absent = None if len(facts.returns) == 1 else (None,) * len(facts.returns)

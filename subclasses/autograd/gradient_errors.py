@@ -98,22 +98,22 @@ def check_plain(cls: Any, gradients: Iterable[tuple[str, Any]], likes: Mapping[s
             )
 
 
-def class_gradient_error(kind: Any, what: str, tensor: str) -> DispatchError:
+def class_gradient_error(cls: Any, what: str, tensor: str) -> DispatchError:
     """Returns the error for a gradient of a class that reaches a plain tensor; two phrases describe both."""
-    kind = kind._value_cls
+    cls = cls._value_cls
     return DispatchError(
-        f"{one_of(kind)}: {what} is {one_of(kind.Cotangent)}. A plain tensor that {tensor} is an operand of an op that "
+        f"{one_of(cls)}: {what} is {one_of(cls.Cotangent)}. A plain tensor that {tensor} is an operand of an op that "
         f"maps to inner tensors, and has a gradient by each of them",
         code="gradient-misfit",
-        hint=f"make it a value first, as in `x / {kind.__name__}(t, ...)` for `x / t`, with t in place of each inner "
+        hint=f"make it a value first, as in `x / {cls.__name__}(t, ...)` for `x / t`, with t in place of each inner "
         "tensor; its gradient is their sum",
     )
 
 
 def cotangent_error(cls: Any, cotangent: Any) -> DispatchError:
     """Returns the error for a cotangent of another type than the class, if the class cannot convert it."""
-    kind = type(cotangent)
-    if not hasattr(kind, "__spec__"):
+    given = type(cotangent)
+    if not hasattr(given, "__spec__"):
         return DispatchError(
             f"{cls.__name__}: a plain tensor arrived as the cotangent of {one_of(cls)}",
             code="cotangent-plain",
@@ -122,8 +122,8 @@ def cotangent_error(cls: Any, cotangent: Any) -> DispatchError:
             "for x[i] that is torch.Tensor.__getitem__",
         )
     return DispatchError(
-        f"{cls.__name__}: {one_of(kind)} arrived as the cotangent of a {cls.__name__}. A rule that {cls.__name__} "
-        f"inherits makes `{kind.__name__}(...)`",
+        f"{cls.__name__}: {one_of(given)} arrived as the cotangent of a {cls.__name__}. A rule that {cls.__name__} "
+        f"inherits makes `{given.__name__}(...)`",
         code="value-as-cotangent",
         hint="let it make `type(x)(...)`",
     )

@@ -126,8 +126,8 @@ def _resolve_call(packet: OpOverloadPacket, args: Any, kwargs: Any) -> tuple[OpO
 
 def _ints_for_bools(op: OpOverload, args: Any) -> list[bool]:
     """Returns for each positional argument whether it is an int where the op takes a bool."""
-    kinds = [str(a.type) for a in schema_of(op).arguments]
-    return [kind == "bool" and type(a) is int for kind, a in zip(kinds, args, strict=False)]
+    types = [str(a.type) for a in schema_of(op).arguments]
+    return [type_ == "bool" and type(a) is int for type_, a in zip(types, args, strict=False)]
 
 
 def _normalize_arguments(op: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

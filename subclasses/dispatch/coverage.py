@@ -81,7 +81,7 @@ def coverage(cls: Any) -> Coverage:
 
 def takes_tensors(op: OpOverload) -> bool:
     """Whether an op has a tensor argument; other ops never reach a subclass."""
-    return any(a.kind != "other" for a in op_facts(op).arguments)
+    return any(a.role != "other" for a in op_facts(op).arguments)
 
 
 def _step(cls: Any, op: OpOverload) -> str:

@@ -195,11 +195,11 @@ def naming_whole(cls: Any, op: OpOverload, decomposed: Call) -> Call:
 
 
 def _no_rule(
-    cls: Any, op: OpOverload, args: Any, kwargs: Any, kind: type[DispatchError] = DispatchError
+    cls: Any, op: OpOverload, args: Any, kwargs: Any, error: type[DispatchError] = DispatchError
 ) -> DispatchError:
     shown = ", ".join(_describe(a) for a in (*args, *kwargs.values()))
     hint = hint_for(cls, op, args[:1])
-    return kind(f"{cls.__name__} has no rule for {op}({shown})", code="no-rule", hint=hint)
+    return error(f"{cls.__name__} has no rule for {op}({shown})", code="no-rule", hint=hint)
 
 
 def _describe(value: Any) -> str:

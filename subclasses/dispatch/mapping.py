@@ -168,7 +168,7 @@ def is_view(op: OpOverload) -> bool:
         viewing = functional_counterpart_of_view(op)
         return viewing is not None and is_view(viewing)
     facts, name = op_facts(op), _name(op)
-    if sum(a.kind != "other" and not a.written for a in facts.arguments) != 1:
+    if sum(a.role != "other" and not a.written for a in facts.arguments) != 1:
         return False
     if torch.Tag.view_copy in op.tags:
         return _keeps_elements(name.removesuffix("_copy"), op)
@@ -195,7 +195,7 @@ def _is_derivative_of_view(name: str) -> bool:
 def is_factory(op: OpOverload) -> bool:
     """Whether an op makes a tensor like its only tensor argument, with a dtype, a device and a layout to choose."""
     facts = op_facts(op)
-    tensors = [a.name for a in facts.arguments if a.kind != "other"]
+    tensors = [a.name for a in facts.arguments if a.role != "other"]
     return tensors == ["self"] and not facts.viewed and {a.name for a in facts.arguments} >= _FACTORY_OPTIONS
 
 
@@ -210,14 +210,14 @@ def can_emit(op: OpOverload) -> bool:
     """Whether the plan of an op is straight-line: no lists of tensors, one tensor as result."""
     facts = op_facts(op)
     names = [a.name for a in facts.arguments]
-    tensors = [a for a in facts.arguments if a.kind == "tensor"]
+    tensors = [a for a in facts.arguments if a.role == "tensor"]
     return (
         bool(tensors)
         and facts.returns == ("tensor",)
         and (not facts.written or facts.returned[0] is not None)
         and not facts.changes_metadata
         and torch.Tag.dynamic_output_shape not in op.tags
-        and all(a.kind != "tensors" for a in facts.arguments)
+        and all(a.role != "tensors" for a in facts.arguments)
         and not any(a.keyword for a in tensors)
         and not any(keyword.iskeyword(n) or n.startswith("_") for n in names)
     )
@@ -260,9 +260,9 @@ def emit_map_plan(
         tried: Whether the op is tried before it writes.
         beside_values: Whether the plan is for cotangents, and other operands may be values of the class.
     """
-    tensors = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor"]
+    tensors = [i for i, a in enumerate(facts.arguments) if a.role == "tensor"]
     params = facts.arguments[: tensors[-1] + 1]
-    wrappers = [a for a in params if a.kind == "tensor"]
+    wrappers = [a for a in params if a.role == "tensor"]
     signature = [a.name + "".join(f"={e.bind(d, f'{a.name}_default')}" for d in a.default) for a in params]
     remaining = facts.arguments[len(params) :]
     rest = ["*_rest"] * any(not a.keyword for a in remaining) + ["**_kwargs"] * any(
@@ -328,11 +328,11 @@ def _emit_try(e: Emitter, spec: SubclassSpec, params: tuple[Argument, ...], rest
 
 def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], rest: list[str]) -> None:
     """Emits the call of the op on the inner tensors of one name."""
-    parts, several = [], sum(a.kind == "tensor" for a in params) > 1
+    parts, several = [], sum(a.role == "tensor" for a in params) > 1
     for a in params:
         inner = f"{a.name}.{field.attribute}"
         choice = f"{inner} if _is_{a.name} else {a.name}" if several else inner
-        parts.append(choice if a.kind == "tensor" else a.name)
+        parts.append(choice if a.role == "tensor" else a.name)
     call = f"_call({', '.join((*parts, *rest))})"
     if field.optional:
         call = f"None if _x.{field.attribute} is None else {call}"
@@ -653,7 +653,7 @@ def with_equal_sizes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
     facts = op_facts(op)
     if is_factory(op) and not any(a.name == "size" for a in facts.arguments):
         return run
-    (index,) = (i for i, a in enumerate(facts.arguments) if a.kind == "tensor" and not a.keyword)
+    (index,) = (i for i, a in enumerate(facts.arguments) if a.role == "tensor" and not a.keyword)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         x = argument(facts, args, kwargs, index)
@@ -830,7 +830,7 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
         DispatchError: from the plan, if an inner tensor's elements do not match. An inner tensor of the value's size
             matches. So does one that expands to it, as one row for all does, if the operand would not expand it.
     """
-    if sum(a.kind != "other" for a in op_facts(op).arguments) < 2 or has_one_size(cls):
+    if sum(a.role != "other" for a in op_facts(op).arguments) < 2 or has_one_size(cls):
         return run
     attributes = cls.__spec__.attributes
 
@@ -877,7 +877,7 @@ def _run_from_front(
 ) -> Any:
     """Runs the plan of an op with dims that are counted from the front."""
     arguments = op_facts(op).arguments
-    named = [i for i, a in enumerate(arguments) if a.name in _DIMS and a.kind == "other"]
+    named = [i for i, a in enumerate(arguments) if a.name in _DIMS and a.role == "other"]
     while named and len(args) <= named[-1] and (default := arguments[len(args)].default):
         args += default
     is_sized = op is not aten.unfold.default and not op_facts(op).written  # the size of `unfold` is a window

@@ -174,10 +174,10 @@ def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
         if target is None or not isinstance(out, Tensor) or memory_of(target).isdisjoint(memory_of(x)):
             return out
         if not lies_within(out, x):
-            kind = "a plain tensor" if type(out) is Tensor else one_of(type(out))
+            result = "a plain tensor" if type(out) is Tensor else one_of(type(out))
             raise DispatchError(
-                f"x[...] = value on {one_of(cls)}: the rule for {op} returned {kind} with memory of its own, in place "
-                "of a view, and a write to it would be lost",
+                f"x[...] = value on {one_of(cls)}: the rule for {op} returned {result} with memory of its own, in "
+                "place of a view, and a write to it would be lost",
                 code="rule-write",
                 hint=f"let it return a {cls.__name__} that holds views of the inner tensors, or use a functional op "
                 "such as torch.where",

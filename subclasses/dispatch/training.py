@@ -57,7 +57,7 @@ def takes_lists(op: OpOverload) -> bool:
         return False
     facts = op_facts(op)
     return (
-        facts.arguments[0].kind == "tensors"
+        facts.arguments[0].role == "tensors"
         and facts.returns in ((), ("tensors",))
         and not any(facts.arguments[i].keyword for i in facts.written)
     )

@@ -103,12 +103,12 @@ def _wrap_arguments(spec: SubclassSpec) -> str:
 
 
 def _emit_inner_check(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
-    name, kind = field.name, e.bind(field.subclass, field.subclass.__name__)
+    name, tensor_type = field.name, e.bind(field.subclass, field.subclass.__name__)
     anchor = next((f.name for f in spec.inners if f.device is None and not f.optional), None)
     maybe = f"{name} is not None and " if field.optional else ""
-    e.writeline(f"if {maybe}not isinstance({name}, {kind}):")
+    e.writeline(f"if {maybe}not isinstance({name}, {tensor_type}):")
     bad_type = e.bind(construction.raise_not_a_tensor, "raise_not_a_tensor")
-    e.writeline(f"    {bad_type}({spec.name!r}, {name!r}, {kind}, {name})")
+    e.writeline(f"    {bad_type}({spec.name!r}, {name!r}, {tensor_type}, {name})")
     if field.dtype is not None:
         dtype = e.bind(field.dtype, str(field.dtype).removeprefix("torch."))
         bad_dtype = e.bind(construction.raise_wrong_dtype, "raise_wrong_dtype")

@@ -282,7 +282,7 @@ def bump_versions(tensors: Sequence[Tensor | None]) -> None:
 def with_counted_writes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the plan of an op that writes to the elements of lists, whose versions autograd leaves to the kernel."""
     facts = op_facts(op)
-    lists = [i for i in facts.written if facts.arguments[i].kind == "tensors"]
+    lists = [i for i in facts.written if facts.arguments[i].role == "tensors"]
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         out = run(*args, **kwargs)

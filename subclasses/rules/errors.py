@@ -51,7 +51,9 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
         Exception: the same error, if none of these applies.
     """
     try:
-        next(explain for kinds, explain in _EXPLAINED if isinstance(error, kinds))(cls, func, error, operands)
+        next(explain for errors, explain in _EXPLAINED if isinstance(error, errors))(
+            cls, func, error, operands
+        )
         raise error
     finally:
         del error  # its traceback holds this frame, and with it the tensors of all frames
@@ -81,9 +83,9 @@ def _shown(cls: Any, func: Any) -> str:
 def _raise_type_error(cls: Any, func: Any, error: TypeError, operands: Any) -> None:
     said, rule, is_operator = _ARGUMENTS.match(str(error)), _rule_for(cls, func), is_of_operator(func)
     if said is not None and said[1] == getattr(unwrapped(rule), "__qualname__", None):
-        kind = RuntimeError if is_operator else TypeError
+        error_type = RuntimeError if is_operator else TypeError
         raise coded(
-            kind,
+            error_type,
             f"{_shown(cls, func)}: its rule {said[2]}",
             code="rule-parameters",
             hint=_signature_of(cls, func),

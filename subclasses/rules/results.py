@@ -116,8 +116,8 @@ def with_tensors(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse)
     Raises:
         DispatchError: from the rule, if it does not return that number of tensors in a tuple or list.
     """
-    kinds = op_facts(op).returns
-    count = None if kinds == ("tensors",) else len(kinds)
+    returns = op_facts(op).returns
+    count = None if returns == ("tensors",) else len(returns)
 
     @functools.wraps(rule)
     def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,14 +150,14 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
         refuse: called with the arguments for which the rule returned NotImplemented.
     """
     facts = op_facts(op)
-    kinds = facts.returns
+    returns = facts.returns
     # An op that writes returns its target, and a rule for a composite op runs above autograd.
     finish = _as_they_are if facts.written or is_composite(op) else new_result
-    if kinds == ("tensor",):
+    if returns == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)
-    if kinds == ("tensors",) or (len(kinds) > 1 and set(kinds) == {"tensor"}):
+    if returns == ("tensors",) or (len(returns) > 1 and set(returns) == {"tensor"}):
         return with_tensors(cls, op, rule, finish, refuse)
-    return with_refusal(with_result(cls, op, rule) if kinds else rule, refuse)
+    return with_refusal(with_result(cls, op, rule) if returns else rule, refuse)
 
 
 def _as_they_are(out: Any, args: tuple[Any, ...]) -> Any:

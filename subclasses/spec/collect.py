@@ -74,13 +74,13 @@ class MetaField:
         name: the name of the field.
         default: the default, or ``MISSING`` if the argument is required.
         choices: the values that the annotation allows, if it names an enum or a ``Literal``; empty if any is allowed.
-        kinds: the types that the annotation allows, if it names only numbers, text and similar types; empty otherwise.
+        types: the types that the annotation allows, if it names only numbers, text and similar types; empty otherwise.
     """
 
     name: str
     default: Any
     choices: tuple[Any, ...] = ()
-    kinds: tuple[type, ...] = ()
+    types: tuple[type, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,8 +199,8 @@ def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any
         case InnerMarker():
             return _collect_inner(cls, name, marker, scope)
         case StaticMarker(default):
-            kinds = check_static_annotation(cls, name, default, scope)
-            return "static", MetaField(name, default, static_choices(cls, name, scope), kinds)
+            allowed = check_static_annotation(cls, name, default, scope)
+            return "static", MetaField(name, default, static_choices(cls, name, scope), allowed)
         case DynamicMarker(default):
             _check_count_annotation(cls, name, scope)
             return "dynamic", MetaField(name, default)

@@ -56,9 +56,9 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
                 f"{cls}.{name}: expected metadata that is compared by value and cannot change in place, since compiled "
                 f"programs are found by it, got {describe_changeable(value, changeable)}"
             )
-        if field.kinds and is_unlike(value, field.kinds):
+        if field.types and is_unlike(value, field.types):
             raise TypeError(
-                f"{cls}.{name}: expected {show_kinds(field.kinds)}, as its annotation says, got {describe(value)}"
+                f"{cls}.{name}: expected {show_types(field.types)}, as its annotation says, got {describe(value)}"
             )
         if isinstance(value, float) and math.isnan(value):
             raise ValueError(
@@ -112,8 +112,8 @@ def concrete(value: Any) -> Any:
     """
     if type(value) is tuple:
         return tuple(map(concrete, value))
-    kind = _SYMBOLS.get(type(value))
-    return value if kind is None or _is_unknown(value) else kind(value)
+    number = _SYMBOLS.get(type(value))
+    return value if number is None or _is_unknown(value) else number(value)
 
 
 def _is_unknown(symbol: Any) -> bool:
@@ -135,21 +135,23 @@ def as_number(value: Any) -> Any:
     """
     if type(value) is torch.SymBool:
         return concrete(value)
-    kind = _NUMBERS.get(type(value))
-    return value if kind is None else kind(value.node)
+    number = _NUMBERS.get(type(value))
+    return value if number is None else number(value.node)
 
 
-def _number_class(symbol: type, kind: type) -> type:
+def _number_class(symbol: type, number: type) -> type:
     def operator(name: str) -> Callable[..., Any]:
         return lambda self, *others: as_number(getattr(symbol, name)(symbol(self.node), *others))
 
     names = [n for n, f in vars(symbol).items() if n.startswith("__") and inspect.isfunction(f)]
     operators = {name: operator(name) for name in names if name != "__init__"}
-    return type(symbol.__name__, (symbol,), {"__class__": property(lambda self: kind), **operators})
+    return type(symbol.__name__, (symbol,), {"__class__": property(lambda self: number), **operators})
 
 
-_NUMBERS = {symbol: _number_class(symbol, kind) for symbol, kind in _SYMBOLS.items() if kind is not bool}
-_SYMBOLS |= {_NUMBERS[symbol]: kind for symbol, kind in _SYMBOLS.items() if symbol in _NUMBERS}
+_NUMBERS = {
+    symbol: _number_class(symbol, number) for symbol, number in _SYMBOLS.items() if number is not bool
+}
+_SYMBOLS |= {_NUMBERS[symbol]: number for symbol, number in _SYMBOLS.items() if symbol in _NUMBERS}
 
 
 def _find_symbol(value: Any) -> Any:
@@ -161,14 +163,14 @@ def _find_symbol(value: Any) -> Any:
 # ---- values that an annotation allows --------------------------------------------------------------------------
 
 
-def is_unlike(value: object, kinds: tuple[type, ...]) -> bool:
+def is_unlike(value: object, allowed: tuple[type, ...]) -> bool:
     """Whether a value has none of these types; a number of numpy is accepted for any type."""
-    return not isinstance(value, kinds) and not hasattr(value, "item")
+    return not isinstance(value, allowed) and not hasattr(value, "item")
 
 
-def show_kinds(kinds: tuple[type, ...]) -> str:
+def show_types(allowed: tuple[type, ...]) -> str:
     """Returns the types that an annotation names, as they are written."""
-    return " | ".join(dict.fromkeys("None" if k is types.NoneType else k.__name__ for k in kinds))
+    return " | ".join(dict.fromkeys("None" if k is types.NoneType else k.__name__ for k in allowed))
 
 
 def is_no_choice(value: object, choices: tuple[Any, ...]) -> bool:
@@ -287,9 +289,9 @@ _CONSTANTS = (types.ModuleType, OpOverload, OpOverloadPacket, HigherOrderOperato
 
 def describe_changeable(value: object, found: object) -> str:
     """Returns a phrase that describes a changeable object in metadata, with a hint."""
-    kind = type(found)
+    cls = type(found)
     shown = (
-        describe(found) if "\n" not in repr(found) else f"an object of {kind.__module__}.{kind.__qualname__}"
+        describe(found) if "\n" not in repr(found) else f"an object of {cls.__module__}.{cls.__qualname__}"
     )
     if isinstance(value, types.FunctionType):
         shown = f"the function {value.__qualname__}, which closes over {shown} or has it as a default"
@@ -302,9 +304,9 @@ def describe_changeable(value: object, found: object) -> str:
             "declare its numbers as metadata of their own, its tensors with inner(), and call a function of "
         )
         return f"{shown}; {hint}torch.nn.functional with them"
-    if kind.__module__.partition(".")[0] == "torch":
+    if cls.__module__.partition(".")[0] == "torch":
         return f"{shown}; declare its numbers as metadata of their own, and its tensors with inner()"
-    hint = f"make {kind.__name__} a @dataclass(frozen=True)"
+    hint = f"make {cls.__name__} a @dataclass(frozen=True)"
     return f"{shown}; {hint}, or pass what is read from it as metadata of its own"
 
 

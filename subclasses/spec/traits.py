@@ -7,8 +7,8 @@ from typing import Any
 
 from subclasses.errors import SpecError, check_keyword
 
-
-KINDS = ("representation", "structure")  # a value is one plain tensor, stored in another way, or its inner tensors
+# A value is one plain tensor, stored in another way; or its inner tensors.
+KINDS = ("representation", "structure")
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,9 @@ def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     """Returns an argument with ``change(t)`` in place of each tensor in it, also inside of lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return change(value)
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return kind([change(v) if isinstance(v, Tensor) else map_tensors(v, change) for v in value])
+    container = type(value)
+    if container is tuple or container is list:
+        return container([change(v) if isinstance(v, Tensor) else map_tensors(v, change) for v in value])
     return {k: map_tensors(v, change) for k, v in value.items()} if isinstance(value, dict) else value
 
 

@@ -42,7 +42,7 @@ COUNTERPARTS = {
 test_facts_of_ops = giving(
     {
         "the arguments of a functional op": (
-            lambda: [(a.name, a.kind, a.keyword) for a in op_facts(aten.add.Tensor).arguments],
+            lambda: [(a.name, a.role, a.keyword) for a in op_facts(aten.add.Tensor).arguments],
             [("self", "tensor", False), ("other", "tensor", False), ("alpha", "other", True)],
         ),
         "a functional op": (
