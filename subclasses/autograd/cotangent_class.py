@@ -75,7 +75,7 @@ def call_without_rules(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
     if is_mixed and not (torch.compiler.is_dynamo_compiling() or is_tracing() or is_below_autograd()):
         _check_operands(cls, func, tensors_in(args, kwargs or {}))
     before = CALLING.func
-    if not is_below_autograd():  # else a plan calls an op on the inner tensors of a cotangent
+    if not is_below_autograd():  # else dispatch calls an op on the inner tensors of a cotangent
         CALLING.func = None if func in TAKES_GRADIENTS else func
     try:
         with DisableTorchFunctionSubclass():

@@ -74,7 +74,7 @@ def noting_parts(run: Callable[..., Any]) -> Callable[..., Any]:
     Only a plain operand gets gradients of values that differ in class or metadata: their sum is plain.
     """
 
-    def plan(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
         if is_called_by_engine() and _are_of_other_values(x, y):
             return _summed(x) + _summed(y)
         out = run(x, y, *args, **kwargs)
@@ -83,7 +83,7 @@ def noting_parts(run: Callable[..., Any]) -> Callable[..., Any]:
             out.__dict__[_PARTS] = _added(one, other), _added(plain, more)
         return out
 
-    return plan
+    return wrapped
 
 
 def _are_of_other_values(x: Any, y: Any) -> bool:

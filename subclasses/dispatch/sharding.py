@@ -31,7 +31,7 @@ undo_refused_sharding(DispatchError)
 
 
 def with_sharding(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op that FSDP2, a checkpoint or a DTensor calls on a value; others stay unwrapped."""
+    """Wraps the callable of an op that FSDP2, a checkpoint or a DTensor calls on a value; others stay unwrapped."""
     tables = _TABLES if cls.__spec__.fallback == "materialize" else {"fsdp": _FSDP}
     answers = {who: table[op] for who, table in tables.items() if op in table}
     if "dtensor" in tables and op.name() in COLLECTIVES:
@@ -40,11 +40,11 @@ def with_sharding(cls: Any, op: OpOverload, run: Call) -> Call:
         return run
 
     @functools.wraps(run)
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         answer = answers.get(sharding_caller()) if isinstance(x, cls) else None
         return run(x, *args, **kwargs) if answer is None else answer(run, x, *args, **kwargs)
 
-    return plan
+    return wrapped
 
 
 # ---- cutting -----------------------------------------------------------------------------------------------

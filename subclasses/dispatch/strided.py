@@ -36,14 +36,14 @@ STRIDED_OPS = frozenset({aten.as_strided.default, aten.as_strided_copy.default})
 
 
 def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
-    """Returns the plan of ``as_strided`` for the ``"map"`` fallback.
+    """Returns the callable of ``as_strided`` for the ``"map"`` fallback.
 
     Raises:
-        DispatchError: from the plan, if an inner tensor has another size or stride than the outer tensor.
+        DispatchError: from the callable, if an inner tensor has another size or stride than the outer tensor.
     """
     spec = cls.__spec__
 
-    def plan(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    def run(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
         if list(size) == list(x.shape) and list(stride) == list(x.stride()):
             check_distinguishable(x)
         results = []
@@ -60,7 +60,7 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
             results.append(t)
         return with_inners(x, results)
 
-    return with_aliasing(op, plan)
+    return with_aliasing(op, run)
 
 
 def _further_dims(x: Any, t: Any) -> tuple[int, Sequence[Any], Sequence[Any]]:
@@ -165,10 +165,10 @@ def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
     """Wraps a view by a rule: it must share the memory of its operand if ``x[index] = value`` writes to it.
 
     Raises:
-        DispatchError: from the plan, if it has memory of its own, to which the write would go and be lost.
+        DispatchError: from the callable, if it has memory of its own, to which the write would go and be lost.
     """
 
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         target = CALLING.target
         if target is None or not isinstance(out, Tensor) or memory_of(target).isdisjoint(memory_of(x)):
@@ -184,20 +184,21 @@ def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
             )
         return out
 
-    return plan
+    return wrapped
 
 
 def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a view by a rule of a class with a rule for ``as_strided``: in a trace, its stride and offset are checked.
 
     Raises:
-        DispatchError: from the plan, if they are not a view's, so that the rule for ``as_strided`` would make another.
+        DispatchError: from the callable, if they are not a view's, so that the rule for ``as_strided`` would make
+            another.
     """
     if find_op_rule(cls, aten.as_strided.default) is None or op is aten.as_strided.default:
         return run
     first = cls.__spec__.attributes[0]
 
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         # The inner tensors of a value in a trace are not plain.
         is_value = isinstance(x, cls) and isinstance(out, cls)
@@ -208,7 +209,7 @@ def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
                 _check_strides(cls, op, x, out, op(like, *args, **kwargs))
         return out
 
-    return plan
+    return wrapped
 
 
 def _check_strides(cls: Any, op: OpOverload, x: Tensor, out: Tensor, view: Tensor) -> None:

@@ -30,7 +30,7 @@ Structural = Callable[..., Any]
 
 
 def _map_op(op: OpOverload) -> Structural:
-    """Returns a plan that runs an op on every inner tensor."""
+    """Returns a callable that runs an op on every inner tensor."""
     return lambda x, *args, **kwargs: map_inners(x, lambda _, t: op(t, *args, **_fitting(t, kwargs)))
 
 
@@ -178,7 +178,7 @@ _TABLE: dict[OpOverload, Structural] = {
 
 
 def find_structural(op: OpOverload) -> Structural | None:
-    """Returns the plan of a structure-preserving op, or None for any other op."""
+    """Returns the callable of a structure-preserving op, or None for any other op."""
     run = _TABLE.get(op)
     return None if run is None else with_aliasing(op, run)
 
@@ -251,10 +251,10 @@ COPYING_OPS = frozenset(
 
 
 def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
-    """Wraps a plan so that a copy of a Parameter has its mark, unless autograd records the copy."""
+    """Wraps a callable so that a copy of a Parameter has its mark, unless autograd records the copy."""
     trainable = cls._traits.trainable
 
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         if type(out) is type(x):
             if op is aten.detach.default and in_backward():
@@ -267,4 +267,4 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
                 out.__dict__[RANKS] = x.__dict__[RANKS]
         return out
 
-    return plan
+    return wrapped

@@ -64,7 +64,7 @@ def takes_lists(op: OpOverload) -> bool:
 
 
 def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op on a trainable class so that optimizers act on inner tensors; others stay unwrapped."""
+    """Wraps the callable of an op that optimizers call on a trainable class, to act on inner tensors."""
     if takes_lists(op):
         return functools.partial(run_lists, op, run)
     if op is aten.copy_.default:
@@ -85,7 +85,7 @@ def _with_steps(cls: Any, op: OpOverload, run: Call) -> Call:
     """Wraps a pointwise op that writes to a Parameter, as ``p.mul_(1 - lr * decay)``: on inner tensors."""
     facts = op_facts(op)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         for i in facts.written:
             x = argument(facts, args, kwargs, i)
             if isinstance(x, cls) and is_of_parameter(x) and not records((*args, *kwargs.values())):
@@ -95,7 +95,7 @@ def _with_steps(cls: Any, op: OpOverload, run: Call) -> Call:
                 return x
         return run(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
 def _with_copies(cls: Any, run: Call) -> Call:
@@ -103,7 +103,7 @@ def _with_copies(cls: Any, run: Call) -> Call:
     op = aten.copy_.default
     ruled, mapped = find_op_rule(cls, op) is not None, cls._traits.is_mapped
 
-    def plan(x: Any, source: Any, *args: Any) -> Any:
+    def wrapped(x: Any, source: Any, *args: Any) -> Any:
         if (
             not (ruled or mapped)
             and isinstance(x, cls)
@@ -121,16 +121,16 @@ def _with_copies(cls: Any, run: Call) -> Call:
             )
         return run(x, source, *args)
 
-    return plan
+    return wrapped
 
 
 # ---- states ------------------------------------------------------------------------------------------------
 
 
 def _with_states(cls: Any, op: OpOverload, run: Call) -> Call:
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_of_parameter(x):
             return run(x, *args, **kwargs)
         return remade(x, run_per_inner(cls, op, x, (x, *args), kwargs), cotangent_layout(x._layout))
 
-    return plan
+    return wrapped

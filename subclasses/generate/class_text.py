@@ -254,22 +254,22 @@ def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__torch_dispatch__``: one table lookup, then the plan."""
+    """Emits ``__torch_dispatch__``: one table lookup, then the callable."""
     e.writeline("def __torch_dispatch__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
         e.writeline(
             "if _cls is not _Cls:  # super().__torch_dispatch__ of a class that inherits from this one"
         )
         e.writeline("    return _cls._dispatch(_cls, _func, _types, _args, _kwargs)")
-        e.writeline("_plan = _plans.get(_func)")
-        e.writeline("if _plan is None:")
-        e.writeline("    _plan = _resolve(_func)")
+        e.writeline("_run = _runs.get(_func)")
+        e.writeline("if _run is None:")
+        e.writeline("    _run = _resolve(_func)")
         e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
         e.writeline("    return NotImplemented")
         e.writeline(f"if {in_dual_level(e.bind(torch.autograd.forward_ad, 'forward_ad'))}:")
         e.writeline(f"    {e.bind(check_no_tangents, 'check_no_tangents')}(_cls, _func, _args, _kwargs)")
         mapped = ", RuntimeError, IndexError" if spec.fallback == "map" else ""
-        _emit_call(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)", mapped)
+        _emit_call(e, "_run(*_args, **_kwargs) if _kwargs else _run(*_args)", mapped)
     e.writeline()
 
 

@@ -55,11 +55,11 @@ def install(cls: Any, root: type) -> None:
     """Generates the methods of a class and installs those that the class body or a base does not define."""
     spec: SubclassSpec = cls.__spec__
     e = emit_class(spec)
-    plan_table: dict[Any, Any] = {}
+    run_table: dict[Any, Any] = {}
     function_table: dict[Any, Any] = {}
     made = build_functions(
         e.source,
-        e.namespace | _generated_globals(cls, spec, plan_table, function_table),
+        e.namespace | _generated_globals(cls, spec, run_table, function_table),
         filename=f"<subclasses {spec.name}>",
         owner=cls,
     )
@@ -85,7 +85,7 @@ def install(cls: Any, root: type) -> None:
         skip_frames(cls.__repr__)  # print(x) breaks the graph, and then needs values of eager mode
     allow_loading(cls)
     cls._traits = traits_of(cls, wraps=cls.wrap_cotangent is not root.wrap_cotangent)  # type: ignore[attr-defined]
-    cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
+    cls._refresh = functools.partial(_refresh, weakref.ref(cls), run_table, function_table, made, root)
     cls._refresh()
     if _is_overridden(cls, "__torch_function__", root):
         _serve_super(cls)
@@ -141,14 +141,14 @@ def _as_method(cls: Any, name: str, function: Any) -> Any:
 
 def _refresh(
     ref: Any,
-    plan_table: dict[Any, Any],
+    run_table: dict[Any, Any],
     functions: dict[Any, Any],
     made: dict[str, Any],
     root: type,
 ) -> None:
-    """Clears resolved plans, and installs ``__torch_function__`` if a rule exists or a class that inherits calls it."""
+    """Clears resolved callables. Installs ``__torch_function__`` if a rule exists or a class that inherits calls it."""
     cls = ref()
-    plan_table.clear()
+    run_table.clear()
     functions.clear()
     if cls.__spec__.fallback == "materialize" and not cls._is_cotangent:
         functions.update(view_functions)
@@ -173,13 +173,13 @@ def _refresh(
 
 
 def _generated_globals(
-    cls: Any, spec: SubclassSpec, plan_table: dict[Any, Any], functions: dict[Any, Any]
+    cls: Any, spec: SubclassSpec, run_table: dict[Any, Any], functions: dict[Any, Any]
 ) -> dict[str, object]:
     layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
 
     def resolve(op: Any) -> Any:
-        plan = plan_table[op] = resolution.choose_plan(cls, op).run
-        return plan
+        run = run_table[op] = resolution.resolve(cls, op).run
+        return run
 
     return {
         "_Cls": cls,
@@ -195,7 +195,7 @@ def _generated_globals(
         "_make_carrier": make_carrier,
         "_make_layout": functools.partial(make_layout, cls, spec, layouts),
         "_outer_of": cls.outer if spec.has_outer else None,
-        "_plans": plan_table,
+        "_runs": run_table,
         "_raise_from_rule": raise_from_rule,
         "_resolve": resolve,
         "_set_field": set_field,

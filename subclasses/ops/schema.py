@@ -30,7 +30,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class OpFacts:
-    """The facts of a schema that plans need.
+    """The facts of a schema that dispatch needs.
 
     Attributes:
         arguments: in order, keyword-only arguments last.

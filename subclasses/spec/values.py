@@ -14,7 +14,7 @@ from subclasses.layout import with_nested
 if TYPE_CHECKING:
     from subclasses.spec.collect import InnerField
 
-# Attributes that values carry besides their fields. OF_PARAMETER marks a detached copy of a Parameter of a trainable
+# Marks: attributes of values besides their fields. OF_PARAMETER marks a detached copy of a Parameter of a trainable
 # class. HOOKS is a weak reference to the hooks of a Parameter. PART marks a part of a Parameter that was cut for
 # several ranks. RANKS, on the gradient of a part, holds the number of ranks and the inner tensors that each rank has
 # whole.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subclasses import Coverage, SpecError, coverage
 from subclasses.dispatch.coverage import KINDS
-from subclasses.dispatch.resolution import choose_plan
+from subclasses.dispatch.resolution import resolve
 from tests.subclasses.subjects import Hostile, Int8Weight, Pair, declare
 from tests.tables import raising
 
@@ -66,7 +66,7 @@ def test_two_equally_specific_rules_are_shown():
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.mm.default, aten.detach.default, aten.cos.out])
 @pytest.mark.parametrize("cls", [Ruled, Pair, Int8Weight, Hostile])
 def test_it_is_what_dispatch_does(cls, op):
-    assert coverage(cls).steps[str(op)] == choose_plan(cls, op).name
+    assert coverage(cls).steps[str(op)] == resolve(cls, op).name
 
 
 def test_the_text():
