@@ -183,8 +183,8 @@ def _ops_of(func: Any) -> list[OpOverload]:
 
 def _takes_views(index: Any) -> bool:
     """Whether an index only names elements by numbers and slices."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in parts)
+    indices = index if isinstance(index, tuple) else (index,)
+    return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in indices)
 
 
 class _EachOp(TorchDispatchMode):
@@ -485,16 +485,16 @@ class _Write(NamedTuple):
                     operands.open[id(x)] = x, _open_copy(x)
             copies = {id(x): (x, dict(new.__dict__)) for x, new in operands.open.values()}
             new_args, new_kwargs = (map_tensors(v, operands.open_one) for v in (args, kwargs))
-            found = _run_rule(self.make or self.run, new_args, new_kwargs)
-        if found is NotImplemented:
-            return found
+            out = _run_rule(self.make or self.run, new_args, new_kwargs)
+        if out is NotImplemented:
+            return out
         for x, held in copies.values():
-            new = operands.open[id(x)][1] if self.make is None else found
+            new = operands.open[id(x)][1] if self.make is None else out
             with _recording():
                 closed = close(new)
             _keep_unchanged(x, held, closed)
             _write(self.op, x, closed)
-        return return_written(self.facts, args, kwargs, found)
+        return return_written(self.facts, args, kwargs, out)
 
 
 def _open_copy(x: Any) -> Any:

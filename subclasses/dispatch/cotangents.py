@@ -27,7 +27,7 @@ from subclasses.autograd.engine_ops import (
     mixed_error,
     with_engine_sums,
 )
-from subclasses.autograd.plain_operands import noting_parts
+from subclasses.autograd.plain_operands import with_noted_summands
 from subclasses.dispatch import sharding, structural
 from subclasses.dispatch.fallbacks import decompose_run, fallback_run
 from subclasses.dispatch.lists import run_lists
@@ -94,7 +94,7 @@ def cotangent_run(
             mapped = _of_formula(cot, op, find_own)
             run = _moving(value, mapped, run) if op in MOVING_OPS else mapped
         if value._traits.is_mapped and op is aten.add.Tensor:
-            run = noting_parts(run)
+            run = with_noted_summands(run)
         return False, with_engine_sums(value, run) if op is aten.add.Tensor else run
     return False, asked
 
@@ -168,8 +168,8 @@ def _like(value: Any, op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _anomaly(op: OpOverload, x: Any) -> Any:
     """Answers ``detect_anomaly``, which looks for NaNs: one answer for all inner tensors."""
     asked = [t for t in inner_tensors(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)]
-    found = [op(t).any() for t in asked]
-    return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=x.device)
+    flags = [op(t).any() for t in asked]
+    return torch.stack(flags).any() if flags else torch.zeros((), dtype=torch.bool, device=x.device)
 
 
 def _norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:

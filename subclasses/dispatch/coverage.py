@@ -46,8 +46,8 @@ class Coverage:
     @property
     def counts(self) -> dict[str, int]:
         """Number of ops for each kind of step; kinds without ops are omitted."""
-        found = Counter(step.split()[0] for step in self.steps.values())
-        return {kind: found[kind] for kind in KINDS if found[kind]}
+        counted = Counter(step.split()[0] for step in self.steps.values())
+        return {kind: counted[kind] for kind in KINDS if counted[kind]}
 
     def ops(self, kind: str) -> list[str]:
         """Returns the ops that a kind of step runs.

@@ -136,15 +136,15 @@ def maps_leading_dims(spec: SubclassSpec, op: OpOverload) -> bool:
     return spec.leads and (op in _ALONG_DIMS or maps_as_view(spec, op))
 
 
-def joining_parts(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the callable of an op that joins cotangents: PyTorch passes plain zeros for a part without a gradient."""
+def with_joined_zeros(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the callable of an op that joins cotangents: PyTorch passes plain zeros in place of an absent gradient."""
     if op not in (aten.cat.default, aten.stack.default) or not cls._is_cotangent:
         return run
 
-    def wrapped(parts: Any, *args: Any, **kwargs: Any) -> Any:
-        like = next(t for t in parts if isinstance(t, cls))
+    def wrapped(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        like = next(t for t in tensors if isinstance(t, cls))
         return run(
-            [t if isinstance(t, cls) else _with_further_dims_of(like, t) for t in parts], *args, **kwargs
+            [t if isinstance(t, cls) else _with_further_dims_of(like, t) for t in tensors], *args, **kwargs
         )
 
     return wrapped
@@ -320,7 +320,9 @@ def _emit_try(e: Emitter, spec: SubclassSpec, params: tuple[Argument, ...], rest
     if not others:
         return
     e.writeline(f"if {' or '.join(f'_differ(_x.{first}, _x.{name})' for name in others)}:")
-    args = "".join(f"{part}, " for part in (*(a.name for a in params), *(r for r in rest if r == "*_rest")))
+    args = "".join(
+        f"{argument}, " for argument in (*(a.name for a in params), *(r for r in rest if r == "*_rest"))
+    )
     kwargs = "_kwargs" if "**_kwargs" in rest else "{}"
     names = e.bind(tuple(others), "names_after_first")
     e.writeline(f"    _try(_Cls, _op, {names}, ({args}), {kwargs})")
@@ -328,12 +330,12 @@ def _emit_try(e: Emitter, spec: SubclassSpec, params: tuple[Argument, ...], rest
 
 def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], rest: list[str]) -> None:
     """Emits the call of the op on the inner tensors of one name."""
-    parts, several = [], sum(a.role == "tensor" for a in params) > 1
+    arguments, several = [], sum(a.role == "tensor" for a in params) > 1
     for a in params:
         inner = f"{a.name}.{field.attribute}"
         choice = f"{inner} if _is_{a.name} else {a.name}" if several else inner
-        parts.append(choice if a.role == "tensor" else a.name)
-    call = f"_call({', '.join((*parts, *rest))})"
+        arguments.append(choice if a.role == "tensor" else a.name)
+    call = f"_call({', '.join((*arguments, *rest))})"
     if field.optional:
         call = f"None if _x.{field.attribute} is None else {call}"
     e.writeline(f"_out_{field.name} = {call}")
@@ -545,13 +547,13 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
     is_message, tried = sends_message(op), is_tried_first(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        found = wrappers_in(cls, args, kwargs)
-        x = found[0]
+        wrappers = wrappers_in(cls, args, kwargs)
+        x = wrappers[0]
         for t in tensors_in(args, kwargs):
             sum_gradient(t)
         if is_message:
             raise message_error(cls, op)
-        for other in found[1:]:
+        for other in wrappers[1:]:
             check_alike(op, x, other)
         for i in facts.written:
             _check_not_plain(cls, op, argument(facts, args, kwargs, i))
@@ -565,7 +567,7 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
             filled = wrappers_in(cls, [argument(facts, args, kwargs, i)])
             bump_versions([w.__dict__[n] for w in filled for n in x._layout.present])
         if facts.written:
-            bump_versions([w.__dict__[n] for w in found for n in x._layout.present])
+            bump_versions([w.__dict__[n] for w in wrappers for n in x._layout.present])
             # An op that changes metadata itself is replayed on the outer tensor instead.
             for i in () if facts.changes_metadata else facts.written:
                 resize_outer(argument(facts, args, kwargs, i), cls)
@@ -621,14 +623,14 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
             check_size(op, x, outs)
         return with_inners(x, [outs.get(n) for n in spec.attributes])
     if isinstance(first, list | tuple):
-        parts = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
-        return parts if isinstance(first, list) else tuple(parts)
+        results = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
+        return results if isinstance(first, list) else tuple(results)
     if is_work(first):
         return joint_work(list(outs.values()))
     if any(_differ(o, first) for o in outs.values()):
-        found = {field_name(n): o for n, o in outs.items()}
+        by_field = {field_name(n): o for n, o in outs.items()}
         raise DispatchError(
-            f"{op}: inner tensors of {one_of(type(x))} disagree: {found}",
+            f"{op}: inner tensors of {one_of(type(x))} disagree: {by_field}",
             code="inners-disagree",
             hint="read one of them",
         )
@@ -715,12 +717,12 @@ def with_alias_of_whole_slice(
 def _check_not_cut(x: Any, out: Any, dim: int) -> None:
     cls = type(x)
     for field in cls.__spec__.inners if type(out) is cls else ():  # not for a materialized result
-        t, part = x.__dict__[field.attribute], out.__dict__[field.attribute]
-        if t is None or part is None or t.dim() != x.dim() or type(out.shape[dim]) is not int:
+        t, cut = x.__dict__[field.attribute], out.__dict__[field.attribute]
+        if t is None or cut is None or t.dim() != x.dim() or type(out.shape[dim]) is not int:
             continue
         if (
             known_to_differ(t.shape[dim : dim + 1], x.shape[dim : dim + 1])
-            and part.shape[dim] < out.shape[dim]
+            and cut.shape[dim] < out.shape[dim]
         ):
             raise DispatchError(
                 f"aten.slice on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors: "
@@ -856,17 +858,17 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
 
 def _of_other_sizes(x: Any, attributes: tuple[str, ...]) -> list[str]:
     """Returns the names of inner tensors with another size than the value; each call of a mapped op calls this."""
-    held, size, found = x.__dict__, x.shape, []
+    held, size, names = x.__dict__, x.shape, []
     for name in attributes:
         t = held[name]
         if t is None:
             continue
         if t.__class__ is Tensor or all(n.__class__ is int for n in (*size, *t.shape)):
             if t.shape != size:
-                found.append(name)
+                names.append(name)
         elif known_to_differ(t.shape, size):  # a comparison of symbols would guard on them
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _check_same_elements(op: OpOverload, x: Any, others: list[str], plains: list[Tensor]) -> None:
@@ -941,7 +943,7 @@ def leading_run(cls: Any, op: OpOverload) -> Call:
     if op in _OF_TWO_DIMS:  # which a tensor of more dims does not have
         run = leading_run(cls, _OF_TWO_DIMS[op])
         return lambda x: run(x, 0, int(x.dim() > 1))
-    return joining_parts(cls, op, with_outer_dims(cls, op, map_run(cls, op)))
+    return with_joined_zeros(cls, op, with_outer_dims(cls, op, map_run(cls, op)))
 
 
 # ---- errors ------------------------------------------------------------------------------------------------
@@ -981,10 +983,10 @@ def _whole_of(op: OpOverload) -> str:
         return ""
     if not any(is_composite(getattr(packet, overload)) for overload in packet.overloads()):
         return ""
-    found = resolve_name(func) or ""
-    if found.startswith("torch.Tensor."):
-        found = f"torch.{name}" if hasattr(torch, name) else ""
-    return found
+    whole = resolve_name(func) or ""
+    if whole.startswith("torch.Tensor."):
+        whole = f"torch.{name}" if hasattr(torch, name) else ""
+    return whole
 
 
 _OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})

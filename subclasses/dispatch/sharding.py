@@ -79,8 +79,8 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             code="shard-refused",
             hint="let shard_placement_fn return Shard(0) or None for it, or pass it in ignored_params",
         )
-    parts = [rows_of(x, start, start + size) for start in range(0, rows, size)] or [x]
-    if (rows and rows % size) or fsdp_ranks() not in (None, len(parts)):
+    shards = [rows_of(x, start, start + size) for start in range(0, rows, size)] or [x]
+    if (rows and rows % size) or fsdp_ranks() not in (None, len(shards)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)} of size {tuple(x.shape)}: FSDP2 gathers equal numbers of rows of values "
             "that are not plain tensors",
@@ -88,7 +88,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             hint="pass it to fully_shard in ignored_params, or make dim 0 divisible by the ranks",
         )
     _check_cut(x, size)
-    if not (x.is_meta or _are_rows(x, parts)):
+    if not (x.is_meta or _are_rows(x, shards)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)}: its rows differ from a value of the same rows of its inner tensors, so it "
             "cannot be cut",
@@ -96,7 +96,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             hint="pass it to fully_shard in ignored_params, or write rules for torch.ops.aten.split.Tensor, "
             "slice.Tensor, new_zeros and view",
         )
-    return parts
+    return shards
 
 
 def _handwritten_inside(x: Any) -> str:
@@ -122,14 +122,14 @@ def _check_cut(x: Any, size: int) -> None:
             )
 
 
-def _are_rows(x: Any, parts: list[Any]) -> bool:
+def _are_rows(x: Any, shards: list[Any]) -> bool:
     """Whether the parts together represent the same tensor as the whole; True if the class does not materialize."""
     if not any(is_cut(x, x.__dict__[name]) for name in x._layout.present):
         return False
     if not type(x).__spec__.has_materialize:
         return True
     try:
-        cut = torch.cat([materialize_apart(part) for part in parts])
+        cut = torch.cat([materialize_apart(shard) for shard in shards])
     except (RuntimeError, IndexError, ValueError):  # of inner tensors that do not fit together any more
         return False
     return _are_same(materialize_apart(x), cut)
@@ -226,19 +226,19 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
             code="shard-refused",
             hint="load it with the placements and as many ranks as it was saved with",
         )
-    part = _slice(x, dim, start, stop)
+    shard = _slice(x, dim, start, stop)
     inners = [x.__dict__[name] for name in x._layout.present]
     fits = any(is_cut(x, t) for t in inners)
     # A gradient, or an optimizer's state made of gradients, represents no plain tensor to compare.
     if fits and not x._layout.cotangent and not x.is_meta:
-        fits = _are_same(materialize_apart(x)[start:stop], materialize_apart(part))
+        fits = _are_same(materialize_apart(x)[start:stop], materialize_apart(shard))
     if not fits:
         raise DispatchError(
             f"{refused}its rows differ from a value of the same rows of its inner tensors",
             code="shard-refused",
             hint="load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor and view",
         )
-    return part
+    return shard
 
 
 # ---- ops of a DTensor on a part ----------------------------------------------------------------------------

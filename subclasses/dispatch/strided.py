@@ -110,7 +110,7 @@ def check_distinguishable(x: Any) -> None:
         rule = find_op_rule(cls, op)
         for i, j in pairs if rule is not None else ():
             out = _swapped(op, x, i, j)
-            if isinstance(out, cls) and _geometry(out) == _geometry(x) and _parts(out) != _parts(x):
+            if isinstance(out, cls) and _geometry(out) == _geometry(x) and _inners_of(out) != _inners_of(x):
                 raise DispatchError(
                     f"{aten.as_strided.default} on {one_of(cls)} of size {tuple(x.shape)} and stride {x.stride()}, "
                     f"with which torch.compile remakes views of its arguments: the result of the rule for {op} has "
@@ -142,7 +142,7 @@ def _geometry(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.stride(), x.storage_offset()
 
 
-def _parts(x: Any) -> tuple[Any, ...]:
+def _inners_of(x: Any) -> tuple[Any, ...]:
     """Returns the layout, memory and geometry that differ between a value and another view of its inner tensors."""
     return x._layout, [(storage_key(t), _geometry(t)) for t in innermost(x)]
 

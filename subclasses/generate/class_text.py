@@ -88,13 +88,13 @@ def _parameters(e: Emitter, spec: SubclassSpec) -> str:
     """Returns the parameters: inner tensors, then keyword metadata. None is a default only after all required ones."""
     required = [i for i, f in enumerate(spec.inners) if not f.optional]
     last = max(required, default=-1)
-    parts = [f.name if i <= last else f"{f.name}=None" for i, f in enumerate(spec.inners)]
+    parameters = [f.name if i <= last else f"{f.name}=None" for i, f in enumerate(spec.inners)]
     meta = (*spec.statics, *spec.dynamics)
-    parts += ["*_more"] * bool(meta)
+    parameters += ["*_more"] * bool(meta)
     for field in meta:
         hint = "missing" if field.default is MISSING else f"default_{field.name}"
-        parts.append(f"{field.name}={e.bind(field.default, hint)}")
-    return ", ".join(parts)
+        parameters.append(f"{field.name}={e.bind(field.default, hint)}")
+    return ", ".join(parameters)
 
 
 def _wrap_arguments(spec: SubclassSpec) -> str:

@@ -42,8 +42,8 @@ def stable_hash(x: Tensor) -> str:
 def _describe_layout(layout: Layout) -> str:
     nested = [(name, _describe_layout(inside)) for name, inside in layout.nested]
     cls = layout.cls
-    parts = (fingerprint(cls), describe_value(layout.statics), layout.present, nested, layout.cotangent)
-    return f"{cls.__module__}.{cls.__qualname__}{parts}"
+    facts = (fingerprint(cls), describe_value(layout.statics), layout.present, nested, layout.cotangent)
+    return f"{cls.__module__}.{cls.__qualname__}{facts}"
 
 
 def _describe_tensor(t: Tensor) -> tuple[Any, ...]:

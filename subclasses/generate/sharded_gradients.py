@@ -66,13 +66,13 @@ def _tensors(x: Any) -> Iterator[Tensor]:
             yield t
 
 
-def _with_gradients(x: Any, parts: Iterator[Tensor]) -> Any:
+def _with_gradients(x: Any, gradients: Iterator[Tensor]) -> Any:
     """Returns a value with the next parts in place of its differentiable tensors."""
 
     def replace(_: Any, t: Any) -> Any:
         if hasattr(type(t), "__spec__"):
-            return _with_gradients(t, parts)
-        return next(parts).view(t.shape).to(t.dtype) if is_differentiable(t) else t
+            return _with_gradients(t, gradients)
+        return next(gradients).view(t.shape).to(t.dtype) if is_differentiable(t) else t
 
     return map_inners(x, replace)
 

@@ -126,8 +126,8 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
                 if facts.changes_metadata:
                     _check_changed(cls, op, words, target, one)
                 if isinstance(target, cls):  # below autograd, no version shows writes to inner tensors
-                    parts = list(innermost(target))
-                    bump_versions([t for t in parts if is_differentiable(t)] or parts)
+                    inners = list(innermost(target))
+                    bump_versions([t for t in inners if is_differentiable(t)] or inners)
         return out
 
     return wrapped

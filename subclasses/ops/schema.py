@@ -127,10 +127,10 @@ def functional_counterpart(op: OpOverload) -> OpOverload | None:
         packet = getattr(getattr(torch.ops, op.namespace), name.removesuffix("_"), None)
     wanted = [(a.name, str(a.type)) for a in schema_of(op).arguments if in_place or not _is_write(a)]
     for overload in packet.overloads() if packet is not None else ():
-        found = getattr(packet, overload)
-        same = [(a.name, str(a.type)) for a in schema_of(found).arguments] == wanted
-        if same and not schema_of(found).is_mutable:
-            return found
+        candidate = getattr(packet, overload)
+        same = [(a.name, str(a.type)) for a in schema_of(candidate).arguments] == wanted
+        if same and not schema_of(candidate).is_mutable:
+            return candidate
     return None
 
 
@@ -150,7 +150,10 @@ def functional_counterpart_of_view(op: OpOverload) -> OpOverload | None:
     packet = getattr(getattr(torch.ops, op.namespace), op.overloadpacket.__name__.removesuffix("_"), None)
     wanted = [(a.name, str(a.type)) for a in schema_of(op).arguments]
     for overload in packet.overloads() if packet is not None else ():
-        found = getattr(packet, overload)
-        if op_facts(found).viewed and [(a.name, str(a.type)) for a in schema_of(found).arguments] == wanted:
-            return found
+        candidate = getattr(packet, overload)
+        if (
+            op_facts(candidate).viewed
+            and [(a.name, str(a.type)) for a in schema_of(candidate).arguments] == wanted
+        ):
+            return candidate
     return None

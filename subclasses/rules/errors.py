@@ -148,8 +148,8 @@ _OF_JOINED_GRADIENTS = (
 def _raise_for_redefined(cls: Any, name: str) -> None:
     """Raises EndlessRuleError if the class statement has run again since the value was made: rules name a new class."""
     now: Any = sys.modules.get(cls.__module__)
-    for part in cls.__qualname__.split("."):
-        now = getattr(now, part, None)
+    for attribute in cls.__qualname__.split("."):
+        now = getattr(now, attribute, None)
     if isinstance(now, type) and now is not cls:
         raise EndlessRuleError(
             f"{name} on {one_of(cls)} of an earlier definition: `class {cls.__name__}` has run again since the value "

@@ -59,5 +59,7 @@ def _op_name(function: Any) -> str:
 def _shown(function: Any) -> str:
     """Returns a function's name; for a method, the name of torch's function with the same name if there is one."""
     name = function.__name__.strip("_")
-    found = resolve_name(function) or name
-    return f"torch.{name}" if found.startswith(("torch.Tensor.", name)) and hasattr(torch, name) else found
+    resolved = resolve_name(function) or name
+    return (
+        f"torch.{name}" if resolved.startswith(("torch.Tensor.", name)) and hasattr(torch, name) else resolved
+    )

@@ -28,8 +28,10 @@ def annotations_of(cls: type) -> dict[str, Any]:
     """
     if sys.version_info < (3, 14):
         return inspect.get_annotations(cls)
-    found = annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
-    return {name: getattr(annotation, "__forward_arg__", annotation) for name, annotation in found.items()}
+    annotations = annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+    return {
+        name: getattr(annotation, "__forward_arg__", annotation) for name, annotation in annotations.items()
+    }
 
 
 def names_around(frame: types.FrameType) -> dict[str, Any]:

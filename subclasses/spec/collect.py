@@ -327,16 +327,16 @@ def _further_dims(field: InnerField) -> int:
 
 
 def _has_materialize(cls: type) -> bool:
-    found = inspect.getattr_static(cls, "materialize", None)
-    if found is not None and not isinstance(found, types.FunctionType):
+    materialize = inspect.getattr_static(cls, "materialize", None)
+    if materialize is not None and not isinstance(materialize, types.FunctionType):
         raise SpecError(
-            f"{cls.__name__}.materialize must be a method, `def materialize(self) -> Tensor`, got {found!r} of type "
-            f"{type(found).__name__}",
+            f"{cls.__name__}.materialize must be a method, `def materialize(self) -> Tensor`, got {materialize!r} of "
+            f"type {type(materialize).__name__}",
             code="method-signature",
         )
-    if found is not None:
-        _check_no_arguments(cls, found)
-    return found is not None
+    if materialize is not None:
+        _check_no_arguments(cls, materialize)
+    return materialize is not None
 
 
 def _check_no_arguments(cls: type, materialize: types.FunctionType) -> None:
@@ -364,7 +364,7 @@ def _collect_decompose(cls: type, value: Any) -> bool | frozenset[Any]:
         if isinstance(op, OpOverload):
             ops.add(op)
         elif isinstance(op, OpOverloadPacket):
-            ops.update(found for name in op.overloads() if is_dispatched(found := getattr(op, name)))
+            ops.update(overload for name in op.overloads() if is_dispatched(overload := getattr(op, name)))
         else:
             check_keyword(False, f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu", op)
     return frozenset(ops)

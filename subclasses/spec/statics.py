@@ -47,9 +47,9 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
         try:
             hash(value)
         except TypeError as error:
-            place, part = _find_unhashable(f"{cls}.{name}", value)
+            path, unhashable = _find_unhashable(f"{cls}.{name}", value)
             raise TypeError(
-                f"{place}: expected hashable metadata, got {describe(part)}; use a tuple or a frozen dataclass"
+                f"{path}: expected hashable metadata, got {describe(unhashable)}; use a tuple or a frozen dataclass"
             ) from error
         if (changeable := find_changeable(value)) is not None:
             raise TypeError(
@@ -88,10 +88,10 @@ def check_default(cls: str, field: Any) -> None:
             code="default-refused",
             hint="use a tuple or a frozen dataclass",
         ) from error
-    if (found := find_changeable(field.default)) is not None:
+    if (changeable := find_changeable(field.default)) is not None:
         raise SpecError(
             f"{cls}.{field.name}: expected a default that is compared by value and cannot change in place, since "
-            f"compiled programs are found by it, got {describe_changeable(field.default, found)}",
+            f"compiled programs are found by it, got {describe_changeable(field.default, changeable)}",
             code="default-refused",
         )
     if is_no_choice(field.default, field.choices):
@@ -156,7 +156,7 @@ _SYMBOLS |= {_NUMBERS[symbol]: number for symbol, number in _SYMBOLS.items() if 
 
 def _find_symbol(value: Any) -> Any:
     if isinstance(value, tuple):
-        return next((s for part in value if (s := _find_symbol(part)) is not None), None)
+        return next((s for element in value if (s := _find_symbol(element)) is not None), None)
     return value if isinstance(value, tuple(_SYMBOLS)) else None
 
 
@@ -198,23 +198,23 @@ def find_tensor(value: object) -> Tensor | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, f.name) for f in dataclasses.fields(value)]
     if isinstance(value, list | tuple | frozenset):
-        return next((t for part in value if (t := find_tensor(part)) is not None), None)
+        return next((t for element in value if (t := find_tensor(element)) is not None), None)
     return None
 
 
-def _find_unhashable(place: str, value: Any) -> tuple[str, Any]:
-    """Returns the innermost part of metadata that has no hash, in tuples and frozen dataclasses, with its place."""
-    parts: list[tuple[str, Any]] = []
+def _find_unhashable(path: str, value: Any) -> tuple[str, Any]:
+    """Returns the innermost element of metadata that has no hash, in tuples and frozen dataclasses, with its path."""
+    elements: list[tuple[str, Any]] = []
     if isinstance(value, tuple):
-        parts = [(f"{place}[{i}]", part) for i, part in enumerate(value)]
+        elements = [(f"{path}[{i}]", element) for i, element in enumerate(value)]
     elif dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        parts = [(f"{place}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
-    for part in parts:
+        elements = [(f"{path}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    for element in elements:
         try:
-            hash(part[1])
+            hash(element[1])
         except TypeError:
-            return _find_unhashable(*part)
-    return place, value
+            return _find_unhashable(*element)
+    return path, value
 
 
 def find_changeable(value: object, met: tuple[object, ...] = ()) -> object:
@@ -237,14 +237,17 @@ def find_changeable(value: object, met: tuple[object, ...] = ()) -> object:
         return value
     if isinstance(value, type | enum.Enum) or any(value is f for f in met):
         return None
-    parts = _parts(value)
-    if parts is not None:
+    elements = _elements(value)
+    if elements is not None:
         met = (*met, value) if isinstance(value, types.FunctionType) else met
-        return next((found for part in parts if (found := find_changeable(part, met)) is not None), None)
+        return next(
+            (changeable for element in elements if (changeable := find_changeable(element, met)) is not None),
+            None,
+        )
     return value if _has_identity(value) else None
 
 
-def _parts(value: Any) -> Iterable[object] | None:
+def _elements(value: Any) -> Iterable[object] | None:
     """Returns the objects that a container, a function or a frozen dataclass holds; None for another object."""
     if isinstance(value, tuple | frozenset):
         return value
@@ -287,19 +290,21 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy"})
 _CONSTANTS = (types.ModuleType, OpOverload, OpOverloadPacket, HigherOrderOperator)
 
 
-def describe_changeable(value: object, found: object) -> str:
+def describe_changeable(value: object, changeable: object) -> str:
     """Returns a phrase that describes a changeable object in metadata, with a hint."""
-    cls = type(found)
+    cls = type(changeable)
     shown = (
-        describe(found) if "\n" not in repr(found) else f"an object of {cls.__module__}.{cls.__qualname__}"
+        describe(changeable)
+        if "\n" not in repr(changeable)
+        else f"an object of {cls.__module__}.{cls.__qualname__}"
     )
     if isinstance(value, types.FunctionType):
         shown = f"the function {value.__qualname__}, which closes over {shown} or has it as a default"
-    if isinstance(found, Tensor):
+    if isinstance(changeable, Tensor):
         return f"{shown}; declare the tensor with inner()"
-    if isinstance(found, list | dict | set | bytearray):
+    if isinstance(changeable, list | dict | set | bytearray):
         return f"{shown}; use a tuple, or numbers as metadata of their own"
-    if isinstance(found, torch.nn.Module):
+    if isinstance(changeable, torch.nn.Module):
         hint = (
             "declare its numbers as metadata of their own, its tensors with inner(), and call a function of "
         )

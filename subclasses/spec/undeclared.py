@@ -102,8 +102,8 @@ def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) 
 
 def _is_method_named(name: str, value: Any) -> bool:
     """Whether a value in a class body is a function, or a property of one, that was defined there by a name."""
-    for part in ("fget", "__func__", "func"):
-        value = getattr(value, part, value)
+    for attribute in ("fget", "__func__", "func"):
+        value = getattr(value, attribute, value)
     return isinstance(value, types.FunctionType) and value.__name__ == name
 
 
@@ -115,8 +115,8 @@ def _is_declared(value: object) -> bool:
 def _is_constant(annotation: Any, value: object) -> bool:
     """Whether an annotation declares an attribute of the class; ``Final`` without a value does not."""
     if isinstance(annotation, str):
-        found = _NOT_A_FIELD.match(annotation.strip())
-        marker = None if found is None else {"ClassVar": ClassVar, "Final": Final}[found[2]]
+        match = _NOT_A_FIELD.match(annotation.strip())
+        marker = None if match is None else {"ClassVar": ClassVar, "Final": Final}[match[2]]
     else:
         marker = typing.get_origin(annotation) or annotation
     return marker is ClassVar or (marker is Final and value is not _MISSING)

@@ -66,13 +66,13 @@ def holds_always(condition: Any) -> bool:
 
 def differ(one: Any, other: Any) -> bool:
     """Whether two sizes or ints differ; symbols are compared with a guard, and unknown ones count as equal."""
-    found = one != other
-    if isinstance(found, bool):
-        return found
+    differs = one != other
+    if isinstance(differs, bool):
+        return differs
     # Imported here because it imports sympy; a symbolic size exists in a trace only, which has imported it.
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-    return guard_or_false(found)
+    return guard_or_false(differs)
 
 
 def dynamic_ints(x: Any) -> tuple[Any, ...]:
@@ -151,13 +151,13 @@ def mark_varying_dims(x: Any) -> Any:
 
 def tensors_in(args: Any, kwargs: Any) -> list[Any]:
     """Returns the tensors among arguments, also inside of lists."""
-    found: list[Any] = []
+    tensors: list[Any] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += tensors_in(value, None)
-    return found
+            tensors += tensors_in(value, None)
+    return tensors
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -202,8 +202,8 @@ def memory_of(x: Any) -> set[Any]:
 
 def lies_within(part: Any, whole: Any) -> bool:
     """Whether a tensor, or all differentiable inner tensors of a value, lie in the memory of another value."""
-    parts = list(innermost(part))
-    held = (storage_key(t) for t in [t for t in parts if t.is_floating_point() or t.is_complex()] or parts)
+    inners = list(innermost(part))
+    held = (storage_key(t) for t in [t for t in inners if t.is_floating_point() or t.is_complex()] or inners)
     return memory_of(whole).issuperset(held)
 
 
