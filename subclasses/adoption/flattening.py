@@ -17,8 +17,8 @@ from torch import Tensor
 from subclasses._torch import DisableTorchFunctionSubclass
 from subclasses.adoption.contexts import freeze, intern_context
 from subclasses.adoption.flatten_purity import How, Reads, find_reads, join
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 Flattened = tuple[list[str], Any]
 

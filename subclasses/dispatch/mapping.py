@@ -55,8 +55,6 @@ from subclasses.autograd.calling import CALLING
 from subclasses.autograd.engine_ops import NO_DERIVATIVE
 from subclasses.autograd.plain_operands import sum_gradient
 from subclasses.autograd.python_functions import registering
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
 from subclasses.dispatch.per_inner import inner_of
 from subclasses.dispatch.strided import STRIDED_OPS, map_strided, strided_advice
 from subclasses.errors import DispatchError, one_of, way_out
@@ -71,6 +69,8 @@ from subclasses.ops.schema import (
 )
 from subclasses.ops.tangents import IN_FORWARD_MODE, is_of_tangents
 from subclasses.ops.write_checks import differ, is_tried_first, try_first
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec.collect import InnerField, SubclassSpec
 from subclasses.spec.values import (
     dynamic_ints,

@@ -15,12 +15,12 @@ from torch.overrides import handle_torch_function
 from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
 from subclasses._torch_tracing import in_dual_level, without_lazy_bits
-from subclasses.codegen.emitter import Emitter
 from subclasses.generate import fsdp
 from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
 from subclasses.generate.outer_text import emit_make_outer
 from subclasses.generate.shape_text import emit_shape_checks
 from subclasses.ops.tangents import check_no_tangents
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec import construction
 from subclasses.spec.collect import InnerField, SubclassSpec
 from subclasses.spec.fields import MISSING

@@ -20,7 +20,6 @@ from subclasses._torch_distributed import size_inner_dtensors
 from subclasses.autograd import construct, materialize
 from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import call_without_rules
-from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.views import view_functions
 from subclasses.generate.attributes import (
@@ -38,6 +37,7 @@ from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import collect_function_rules, has_formulas, has_op_rules, rules_views
 from subclasses.rules.symbolic_numbers import with_ints
 from subclasses.serialize import allow_loading
+from subclasses.source_text.build import build_functions
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.construction import checked_init, checked_new, serving_new
 from subclasses.spec.fields import MISSING

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec.collect import InnerField, SubclassSpec
 from subclasses.spec.shapes import Comparison, InnerDim, check_shapes, comparisons
 
