@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses.generate.fsdp import Gathered, ShardState, post_all_gather, pre_all_gather
 from subclasses.int8.parts import with_row_blocks
+from subclasses.methods.fsdp import Gathered, ShardState, post_all_gather, pre_all_gather
 
 
 class Packed(NamedTuple):
@@ -39,7 +39,7 @@ def all_gather_inputs(x: Any, mesh: Any, outer_size: Any, dtype: torch.dtype | N
 
 
 def rebuild_parameter(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
-    """Rebuilds the whole parameter; see :func:`subclasses.generate.fsdp.post_all_gather`."""
+    """Rebuilds the whole parameter; see :func:`subclasses.methods.fsdp.post_all_gather`."""
     if not isinstance(metadata, Packed):
         return post_all_gather(outputs, metadata, out)
     shard, rows = metadata

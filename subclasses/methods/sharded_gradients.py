@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subclasses.dispatch.sharding import is_cut, rows_of
 from subclasses.errors import DispatchError, one_of
-from subclasses.generate.parameters import mark_gradient
+from subclasses.methods.parameters import mark_gradient
 from subclasses.spec.values import RANKS, is_differentiable, map_inners
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from subclasses.generate.outer_sizes import with_given_sizes
+from subclasses.methods.outer_sizes import with_given_sizes
 from subclasses.source_text.emitter import Emitter
 from subclasses.spec import construction
 from subclasses.spec.collect import SubclassSpec

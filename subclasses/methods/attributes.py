@@ -31,7 +31,7 @@ from subclasses.autograd import construct
 from subclasses.autograd.calling import in_rule
 from subclasses.autograd.gradient_errors import assigned_error
 from subclasses.errors import SpecError, one_of
-from subclasses.generate import parameters
+from subclasses.methods import parameters
 from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor

@@ -17,7 +17,7 @@ from subclasses._torch import preserve_version_counter
 from subclasses._torch_distributed import reduce_packed_gradients
 from subclasses.dispatch.sharding import is_cut
 from subclasses.dispatch.structural import follows_dtype
-from subclasses.generate.sharded_gradients import pack, unpack
+from subclasses.methods.sharded_gradients import pack, unpack
 from subclasses.spec.values import dynamic_ints
 
 Gathered = tuple[Any, tuple[Tensor, ...]]

@@ -3,7 +3,7 @@
 An ``emit_`` function writes one method to its emitter argument, or a few related methods. All methods of a class form
 one file and compile once. Fields appear under their own names. A function that PyTorch calls has the parameters that
 PyTorch names. Every other name starts with an underscore or comes from the emitter, which avoids the names of fields.
-Global names with an underscore depend on the class itself and are supplied by :mod:`subclasses.generate.install`.
+Global names with an underscore depend on the class itself and are supplied by :mod:`subclasses.methods.install`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch.overrides import handle_torch_function
 from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
 from subclasses._torch_tracing import in_dual_level, without_lazy_bits
-from subclasses.generate import fsdp
-from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
-from subclasses.generate.outer_text import emit_make_outer
-from subclasses.generate.shape_text import emit_shape_checks
+from subclasses.methods import fsdp
+from subclasses.methods.attributes import SPECIAL_ATTRIBUTES
+from subclasses.methods.outer_text import emit_make_outer
+from subclasses.methods.shape_text import emit_shape_checks
 from subclasses.ops.tangents import check_no_tangents
 from subclasses.source_text.emitter import Emitter
 from subclasses.spec import construction

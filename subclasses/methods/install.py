@@ -22,16 +22,16 @@ from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import call_without_rules
 from subclasses.dispatch import resolution
 from subclasses.dispatch.views import view_functions
-from subclasses.generate.attributes import (
+from subclasses.layout import Layout, intern_layout, nested_layouts
+from subclasses.methods.attributes import (
     DynamicDims,
     VaryingDims,
     check_constant,
     install_fields,
     set_field,
 )
-from subclasses.generate.class_text import emit_class
-from subclasses.generate.compile_cache import stable_hash
-from subclasses.layout import Layout, intern_layout, nested_layouts
+from subclasses.methods.class_text import emit_class
+from subclasses.methods.compile_cache import stable_hash
 from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import collect_function_rules, has_formulas, has_op_rules, rules_views
