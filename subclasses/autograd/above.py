@@ -57,8 +57,8 @@ from subclasses.autograd.gradient_errors import (
     view_rule_error,
 )
 from subclasses.layout import BY_FORMULA, Layout
-from subclasses.ops.aliasing import is_same_memory, return_written, write_into
-from subclasses.ops.schema import OpFacts, op_facts
+from subclasses.op_schemas.aliasing import is_same_memory, return_written, write_into
+from subclasses.op_schemas.schema import OpFacts, op_facts
 from subclasses.spec.values import dynamic_ints, inner_tensors, map_tensors, tensors_in, with_inners
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ from torch import Tensor
 from subclasses._torch import VIEWS_KEY, graph_task, is_excluded, set_excluded, set_storage_of
 from subclasses._torch_callers import owns_memory
 from subclasses.autograd.calling import is_called_by_engine
-from subclasses.ops.aliasing import holds_plain
+from subclasses.op_schemas.aliasing import holds_plain
 from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from subclasses.autograd.calling import is_called_by_engine
 from subclasses.autograd.construct import as_cotangent, as_gradient
 from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.errors import DispatchError, one_of
-from subclasses.ops.schema import op_facts
+from subclasses.op_schemas.schema import op_facts
 from subclasses.spec.values import map_tensors, tensors_in
 
 aten = torch.ops.aten

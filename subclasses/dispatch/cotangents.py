@@ -36,8 +36,8 @@ from subclasses.dispatch.per_inner import differentiable_names, joint_norm, rema
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import LIKE_OPS, MOVING_OPS, WRITING_OPS, takes_lists
 from subclasses.layout import are_alike, cotangent_layout
-from subclasses.ops.aliasing import argument, bump_versions
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.aliasing import argument, bump_versions
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule
 from subclasses.spec.values import (
     OF_PARAMETER,

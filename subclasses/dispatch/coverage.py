@@ -12,7 +12,7 @@ from torch.overrides import resolve_name
 from subclasses._torch import OpOverload, all_aten_ops
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, SpecError
-from subclasses.ops.schema import op_facts, undeclared_writes
+from subclasses.op_schemas.schema import op_facts, undeclared_writes
 from subclasses.rules.registry import collect_function_rules
 
 # In order of precedence. The first word of a step is its kind.

@@ -11,8 +11,8 @@ from subclasses._torch import OpOverload, is_traceable_wrapper_subclass
 from subclasses.autograd.above import copied
 from subclasses.autograd.calling import in_rule
 from subclasses.dispatch.mapping import raise_writes_plain
-from subclasses.ops.aliasing import write_into, write_plain
-from subclasses.ops.schema import op_facts
+from subclasses.op_schemas.aliasing import write_into, write_plain
+from subclasses.op_schemas.schema import op_facts
 from subclasses.rules.registry import find_op_rule
 from subclasses.rules.results import copying_by
 

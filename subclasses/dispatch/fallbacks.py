@@ -38,8 +38,8 @@ from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy
 from subclasses.dispatch.structural import resolved
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata
-from subclasses.ops.aliasing import argument
-from subclasses.ops.schema import op_facts, undeclared_writes
+from subclasses.op_schemas.aliasing import argument
+from subclasses.op_schemas.schema import op_facts, undeclared_writes
 from subclasses.spec.values import float_fields
 
 Call = Callable[..., Any]

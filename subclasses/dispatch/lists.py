@@ -26,9 +26,9 @@ from subclasses.dispatch.per_inner import (
     remade,
 )
 from subclasses.layout import cotangent_layout
-from subclasses.ops.aliasing import PLAIN, argument, bump_versions, may_overlap
-from subclasses.ops.schema import OpFacts, op_facts
-from subclasses.ops.write_checks import check_sizes, one_element
+from subclasses.op_schemas.aliasing import PLAIN, argument, bump_versions, may_overlap
+from subclasses.op_schemas.schema import OpFacts, op_facts
+from subclasses.op_schemas.write_checks import check_sizes, one_element
 from subclasses.spec.values import OF_PARAMETER, is_of_parameter
 
 

@@ -59,16 +59,22 @@ from subclasses.dispatch.per_inner import inner_of
 from subclasses.dispatch.strided import STRIDED_OPS, map_strided, strided_advice
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.layout import are_alike, describe_metadata, field_name, with_nested
-from subclasses.ops.aliasing import argument, bump_versions, for_optimizers, resize_outer, with_aliasing
-from subclasses.ops.schema import (
+from subclasses.op_schemas.aliasing import (
+    argument,
+    bump_versions,
+    for_optimizers,
+    resize_outer,
+    with_aliasing,
+)
+from subclasses.op_schemas.schema import (
     Argument,
     OpFacts,
     functional_counterpart_of_view,
     op_facts,
     undeclared_writes,
 )
-from subclasses.ops.tangents import IN_FORWARD_MODE, is_of_tangents
-from subclasses.ops.write_checks import differ, is_tried_first, try_first
+from subclasses.op_schemas.tangents import IN_FORWARD_MODE, is_of_tangents
+from subclasses.op_schemas.write_checks import differ, is_tried_first, try_first
 from subclasses.source_text.build import build_functions
 from subclasses.source_text.emitter import Emitter
 from subclasses.spec.collect import InnerField, SubclassSpec

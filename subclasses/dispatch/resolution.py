@@ -58,13 +58,13 @@ from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.higher_order.dispatch import higher_order_run
-from subclasses.ops.aliasing import (
+from subclasses.op_schemas.aliasing import (
     with_aliasing,
     with_counted_writes,
     with_kept_writes,
     with_versions_of_base,
 )
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.mapping_conflicts import with_rules_above
 from subclasses.rules.registry import find_op_rule, find_tag_rule, has_formula

@@ -18,8 +18,8 @@ from subclasses._torch import OpOverload, is_tracing, storage_key
 from subclasses._torch_tracing import unseen
 from subclasses.autograd.calling import CALLING
 from subclasses.errors import DispatchError, one_of, way_out
-from subclasses.ops.aliasing import with_aliasing
-from subclasses.ops.schema import op_facts
+from subclasses.op_schemas.aliasing import with_aliasing
+from subclasses.op_schemas.schema import op_facts
 from subclasses.rules.registry import all_rules, find_op_rule
 from subclasses.spec.shapes import is_dense, tells_strides
 from subclasses.spec.values import (

@@ -17,7 +17,7 @@ from subclasses.autograd.detach import own_gradients
 from subclasses.dispatch.per_inner import records
 from subclasses.dispatch.strided import check_distinguishable
 from subclasses.errors import DispatchError, one_of
-from subclasses.ops.aliasing import with_aliasing, write_into
+from subclasses.op_schemas.aliasing import with_aliasing, write_into
 from subclasses.spec.collect import InnerField
 from subclasses.spec.values import OF_PARAMETER, PART, RANKS, is_of_parameter, map_inners
 

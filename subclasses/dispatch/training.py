@@ -35,8 +35,8 @@ from subclasses.dispatch.per_inner import (
 )
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
-from subclasses.ops.aliasing import argument, bump_versions
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.aliasing import argument, bump_versions
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule, has_op_rules
 from subclasses.spec.values import float_fields, is_of_parameter
 

@@ -19,7 +19,7 @@ from subclasses.methods import fsdp
 from subclasses.methods.attributes import SPECIAL_ATTRIBUTES
 from subclasses.methods.outer_text import emit_make_outer
 from subclasses.methods.shape_text import emit_shape_checks
-from subclasses.ops.tangents import check_no_tangents
+from subclasses.op_schemas.tangents import check_no_tangents
 from subclasses.source_text.emitter import Emitter
 from subclasses.spec import construction
 from subclasses.spec.collect import InnerField, SubclassSpec

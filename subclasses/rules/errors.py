@@ -18,7 +18,7 @@ from torch.overrides import resolve_name
 from subclasses._torch import OpOverload, in_backward, schema_of
 from subclasses.autograd.python_functions import twins
 from subclasses.errors import DispatchError, coded, one_of
-from subclasses.ops.schema import functional_counterpart
+from subclasses.op_schemas.schema import functional_counterpart
 from subclasses.rules.author_code import unwrapped
 from subclasses.rules.registry import collect_function_rules, family_of, find_op_rule, find_tag_rule
 from subclasses.rules.results import describe

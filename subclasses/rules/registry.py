@@ -37,8 +37,8 @@ from subclasses.autograd.python_functions import (
     writes_of,
 )
 from subclasses.errors import DispatchError, SpecError, one_of
-from subclasses.ops.aliasing import check_kept, is_written_unseen, raw_state
-from subclasses.ops.schema import op_facts, ops_of_packet
+from subclasses.op_schemas.aliasing import check_kept, is_written_unseen, raw_state
+from subclasses.op_schemas.schema import op_facts, ops_of_packet
 from subclasses.rules.checks import is_a_function_of_tensors
 from subclasses.rules.families import Family, arithmetic, comparisons, reductions
 from subclasses.rules.keyword_names import Taken, taken_by, with_keyword_names

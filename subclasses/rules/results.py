@@ -16,8 +16,8 @@ from torch.overrides import resolve_name
 from subclasses._torch import is_composite, is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
-from subclasses.ops.aliasing import check_kept
-from subclasses.ops.schema import op_facts
+from subclasses.op_schemas.aliasing import check_kept
+from subclasses.op_schemas.schema import op_facts
 from subclasses.rules.author_code import unwrapped
 from subclasses.spec.values import inner_tensors, tensors_in, with_inners
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from subclasses._torch import OpOverloadPacket, schema_of
-from subclasses.ops.schema import ops_of_packet
+from subclasses.op_schemas.schema import ops_of_packet
 from subclasses.rules.author_code import OF_LIBRARIES, package_of, unwrapped
 from subclasses.spec.statics import as_number, concrete
 

@@ -936,7 +936,7 @@ ELSEWHERE = {
     "methods/test_assignments.py": ["MAKES_ASSIGNMENTS", "check_assignable"],
     "methods/test_attributes.py": ["find_methods"],
     "higher_order/test_dispatch.py": ["eager_while_loop"],
-    "ops/test_aliasing.py": ["return_and_correct_aliasing", "set_storage_of"],
+    "op_schemas/test_aliasing.py": ["return_and_correct_aliasing", "set_storage_of"],
     "ragged/test_attention_of_rows.py": [
         "flash_attention_cpu",
         "flash_attention_cpu_backward",

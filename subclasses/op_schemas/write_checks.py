@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses.ops.aliasing import argument, may_overlap
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.aliasing import argument, may_overlap
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from subclasses.spec.values import PLAIN
 
 

@@ -26,7 +26,7 @@ from subclasses._torch import (
 )
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.layout import describe_metadata, field_name
-from subclasses.ops.schema import OpFacts, op_facts
+from subclasses.op_schemas.schema import OpFacts, op_facts
 from subclasses.spec.values import (
     PLAIN,
     differ,
