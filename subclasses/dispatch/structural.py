@@ -19,7 +19,7 @@ from subclasses.dispatch.strided import check_distinguishable
 from subclasses.errors import DispatchError, one_of
 from subclasses.op_schemas.aliasing import with_aliasing, write_into
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import OF_PARAMETER, PART, RANKS, is_of_parameter, map_inners
+from subclasses.spec.values import OF_PARAMETER, RANKS, SHARD, is_of_parameter, map_inners
 
 aten = torch.ops.aten
 
@@ -261,8 +261,8 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
                 out = own_gradients(x, out)
             if trainable and is_of_parameter(x) and (op is aten.detach.default or not records((x,))):
                 out.__dict__[OF_PARAMETER] = True
-            if PART in x.__dict__:
-                out.__dict__[PART] = True
+            if SHARD in x.__dict__:
+                out.__dict__[SHARD] = True
             if RANKS in x.__dict__:
                 out.__dict__[RANKS] = x.__dict__[RANKS]
         return out

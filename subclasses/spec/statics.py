@@ -230,8 +230,8 @@ def find_changeable(value: object, met: tuple[object, ...] = ()) -> object:
     A class that defines ``__eq__`` and ``__hash__`` itself is expected not to change the attributes that they read.
 
     Args:
-        value: the metadata, or a part of it.
-        met: the functions that contain this part.
+        value: the metadata, or an element of it.
+        met: the functions that contain this element.
     """
     if isinstance(value, _CHANGEABLE):
         return value

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from subclasses.spec.collect import InnerField
 
 # Marks: attributes of values besides their fields. OF_PARAMETER marks a detached copy of a Parameter of a trainable
-# class. HOOKS is a weak reference to the hooks of a Parameter. PART marks a part of a Parameter that was cut for
-# several ranks. RANKS, on the gradient of a part, holds the number of ranks and the inner tensors that each rank has
+# class. HOOKS is a weak reference to the hooks of a Parameter. SHARD marks a shard of a Parameter that was cut for
+# several ranks. RANKS, on the gradient of a shard, holds the number of ranks and the inner tensors that each rank has
 # whole.
 OF_PARAMETER, HOOKS = "_of_parameter", "_gradient_hooks"
-PART, RANKS = "_part", "_ranks"
+SHARD, RANKS = "_part", "_ranks"
 # The attribute of a value that keeps its derived tensors.
 DERIVED = "_derived"
 
@@ -200,9 +200,9 @@ def memory_of(x: Any) -> set[Any]:
     return {storage_key(t) for t in innermost(x)}
 
 
-def lies_within(part: Any, whole: Any) -> bool:
+def lies_within(view: Any, whole: Any) -> bool:
     """Whether a tensor, or all differentiable inner tensors of a value, lie in the memory of another value."""
-    inners = list(innermost(part))
+    inners = list(innermost(view))
     held = (storage_key(t) for t in [t for t in inners if t.is_floating_point() or t.is_complex()] or inners)
     return memory_of(whole).issuperset(held)
 
