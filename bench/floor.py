@@ -16,8 +16,8 @@ import torch
 import desugar
 from bench.subjects import COUNTS, KINDS, SHAPE, Subject, copy_function, double
 from desugar.codegen.build_values import emit_graph_call, emit_value
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 Call = Callable[[], Any]
 FLOOR, PLAIN = "the floor", "plain, torch.compile"

@@ -28,8 +28,8 @@ from bench.subjects import copy_function
 from desugar.backward.emit import VariantEmitter
 from desugar.codegen.text import join_saved
 from desugar.ir.stages import FromTangent
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 Call = Callable[[], Any]
 

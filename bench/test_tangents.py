@@ -13,8 +13,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 import desugar
 from bench.subjects import Pair, double
 from bench.timing import time_side_by_side
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 COUNT = 10  # gradients of one backward
 GOAL = 10  # times faster

@@ -26,8 +26,8 @@ from desugar.errors import DesugarError
 from desugar.program import Program
 from desugar.recording.listeners import Caller, called_by
 from desugar.recording.user_names import are_simple
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -40,7 +40,7 @@ from desugar.tracing.trace import discover, trace_graph, trace_once
 from desugar.tracing.unsupported import OtherStructure, check_same_structure
 from desugar.tracing.views import has_unknown_views
 from desugar.wrapper.run import emit_program
-from subclasses.codegen.build import build_functions
+from subclasses.source_text.build import build_functions
 
 log = logging.getLogger("desugar")
 

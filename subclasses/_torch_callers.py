@@ -57,7 +57,7 @@ def fsdp_ranks() -> int | None:
 
 
 def _frames() -> Iterator[Any]:
-    """Yields the frames around an op, from the innermost, as many as lie between FSDP2 and the plan for an op."""
+    """Yields the frames around an op, from the innermost, as many as lie between FSDP2 and the callable for an op."""
     frame = sys._getframe(2)
     for _ in range(16):
         if frame is None:

@@ -22,9 +22,9 @@ from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import CotangentClass, make_cotangent
 from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError, one_of
-from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
 from subclasses.layout import Layout, has_values
+from subclasses.methods.install import install
 from subclasses.rules.asked import check_asked, check_derivative
 from subclasses.rules.checks import check_key, check_rule
 from subclasses.rules.registry import BOOK, RuleBook, by_formula, is_decomposed, registration

@@ -102,7 +102,7 @@ def test_there_is_one_exec():
         for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Call) and dotted(node.func) in (["exec"], ["eval"], ["builtins", "exec"])
     ]
-    assert calls == ["subclasses/codegen/build.py"]
+    assert calls == ["subclasses/source_text/build.py"]
 
 
 def test_private_torch_names_are_imported_in_their_module_alone():

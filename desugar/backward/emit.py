@@ -35,9 +35,9 @@ from desugar.ir.stages import (
 from desugar.ir.values import Constant, Plain, Value, Wrapper, parts_of, paths_of, take_apart
 from desugar.recording.listeners import note_skipped_check
 from subclasses import TensorSubclass
-from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import cotangent_layout, value_layout
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec.values import is_differentiable
 
 # ------------------------------------------------------------------------------------------------- the plan

@@ -38,9 +38,9 @@ from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place
 from desugar.tracing.tangents import may_differ_without
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
 from subclasses.slow_paths import say_once
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 Backward = Callable[..., tuple[Any, ...]]
 

@@ -20,9 +20,9 @@ from desugar.ir.values import Constant, Int, Plain, Same, Slot, Value, View, Wra
 from desugar.recording.listeners import note_skipped_check
 from subclasses import TensorSubclass
 from subclasses._torch import make_wrapper_subclass
-from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import LOCAL, DTensorContext, OpaqueContext
 from subclasses.layout import BY_FORMULA
+from subclasses.source_text.emitter import Emitter
 
 ReadSlot = Callable[[int], str]  # slot -> expression
 

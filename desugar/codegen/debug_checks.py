@@ -18,8 +18,8 @@ from desugar.ir.abstract_values import is_symbolic
 from desugar.ir.values import Plain, Value, Wrapper, slots_of, take_apart
 from desugar.passes.verify import InvariantError, rechecks_enabled
 from subclasses import TensorSubclass
-from subclasses.codegen.emitter import Emitter
 from subclasses.errors import one_of
+from subclasses.source_text.emitter import Emitter
 
 
 @dataclass(frozen=True, slots=True)

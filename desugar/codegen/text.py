@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.emitter import Emitter
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from desugar.ir.stages import Compiled
 from desugar.ir.values import Plain, Value, Wrapper
 from desugar.recording.listeners import note_skipped_check
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.emitter import Emitter
 
 
 @dataclass(slots=True)

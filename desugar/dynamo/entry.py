@@ -29,8 +29,8 @@ from desugar.dynamo.profiling import call_named, needs_name
 from desugar.program import Program
 from desugar.recording.graph_text import WRAPPER_FILE
 from desugar.recording.listeners import Caller, called_by, note_skipped_check
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 log = logging.getLogger("desugar")
 

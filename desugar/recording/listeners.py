@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from desugar.user_code import Line
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.emitter import Emitter
 
 # ------------------------------------------------------------------------------------------------- records
 

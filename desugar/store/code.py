@@ -22,7 +22,7 @@ from desugar.flatten.rule_state import is_authors
 from desugar.store.pickling import CannotStore
 from subclasses import TensorSubclass
 from subclasses.errors import one_of
-from subclasses.generate.compile_cache import describe_value
+from subclasses.methods.compile_cache import describe_value
 from subclasses.rules.author_code import steps_of
 from subclasses.rules.registry import all_rules
 

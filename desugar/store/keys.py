@@ -36,8 +36,8 @@ from desugar.store.code import describe_code, root_of
 from desugar.store.pickling import DAMAGED, CannotStore
 from subclasses._torch import OpOverload, OpOverloadPacket
 from subclasses.errors import full_name
-from subclasses.generate.compile_cache import describe_value, fingerprint
 from subclasses.handwritten import DTensorContext, OpaqueContext
+from subclasses.methods.compile_cache import describe_value, fingerprint
 
 _STARTED = time.time()
 

@@ -36,8 +36,8 @@ from desugar.ir.stages import Compiled, FromForward, ProgramSpec, Split
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
 from desugar.recording.listeners import note_skipped_check
-from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext
+from subclasses.source_text.emitter import Emitter
 
 # ------------------------------------------------------------------------------------------------- run
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import TensorSubclass, inner
 
 aten = torch.ops.aten
 
@@ -24,11 +24,10 @@ class Masked(TensorSubclass, fallback="views"):
     values: Tensor = inner(differentiable=True)
     mask: Tensor = inner(dtype=torch.bool)
 
-    @staticmethod
-    def outer(values, mask) -> Outer:
+    def __new__(cls, values: Tensor, mask: Tensor) -> "Masked":
         if values.shape != mask.shape:
             raise ValueError(f"values of size {list(values.shape)} with a mask of size {list(mask.shape)}")
-        return Outer(values.shape, values.stride(), storage_offset=values.storage_offset())
+        return super().__new__(cls, values, mask)
 
     def filled(self, value: float) -> Tensor:
         """A plain tensor with a value for the missing entries."""

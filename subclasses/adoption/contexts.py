@@ -40,23 +40,23 @@ def freeze(value: Any) -> Hashable:
     """
     if is_atom(value):
         return type(value), value
-    kind = type(value)
-    if kind is float:  # 0.0 == -0.0, and nan != nan
-        return kind, value.hex()
-    if kind is list or (isinstance(value, tuple) and not hasattr(value, "__dict__")):
-        return kind, *map(freeze, value)
-    if isinstance(value, dict) and kind in (dict, ConstantDict):
+    cls = type(value)
+    if cls is float:  # 0.0 == -0.0, and nan != nan
+        return cls, value.hex()
+    if cls is list or (isinstance(value, tuple) and not hasattr(value, "__dict__")):
+        return cls, *map(freeze, value)
+    if isinstance(value, dict) and cls in (dict, ConstantDict):
         return dict, *((freeze(k), freeze(v)) for k, v in value.items())
-    if kind is ConstantList:
+    if cls is ConstantList:
         return list, *map(freeze, value)
-    if kind in (set, frozenset):
-        return kind, frozenset(map(freeze, value))
+    if cls in (set, frozenset):
+        return cls, frozenset(map(freeze, value))
     if dataclasses.is_dataclass(value):
         fields = [f.name for f in dataclasses.fields(value)]
         if set(getattr(value, "__dict__", ())).issubset(fields):
-            return kind, *(freeze(getattr(value, name)) for name in fields)
+            return cls, *(freeze(getattr(value, name)) for name in fields)
     raise NotConstant(
-        f"expected metadata of plain values, containers and dataclasses, got an object of type {kind.__name__}"
+        f"expected metadata of plain values, containers and dataclasses, got an object of type {cls.__name__}"
     )
 
 

@@ -149,19 +149,19 @@ class _Value:
         raise NotProved(f"sets {name}")
 
 
-def _of_class(stand_in: _Value, x: Tensor, name: str, found: Any, noted: Reads) -> Any:
+def _of_class(stand_in: _Value, x: Tensor, name: str, attribute: Any, noted: Reads) -> Any:
     """Returns an attribute of the class, bound to the proxy."""
-    match found:
-        case types.FunctionType() | staticmethod() | classmethod() if reads_state(found):
+    match attribute:
+        case types.FunctionType() | staticmethod() | classmethod() if reads_state(attribute):
             raise NotProved(name)
         case property(fget=getter) if reads_state(getter):
             raise NotProved(name)
         case types.FunctionType():
             noted[name] = Read(How.ABSENT)
-            return types.MethodType(found, stand_in)
+            return types.MethodType(attribute, stand_in)
         case staticmethod() | classmethod():
             noted[name] = Read(How.ABSENT)
-            return found.__get__(None, type(x))
+            return attribute.__get__(None, type(x))
         case property(fget=getter) if getter is not None:
             return getter(stand_in)
         case types.GetSetDescriptorType() if name in PROPERTIES:
@@ -170,10 +170,10 @@ def _of_class(stand_in: _Value, x: Tensor, name: str, found: Any, noted: Reads) 
             freeze(value)
             noted[name] = Read(How.PROPERTY)
             return value
-    if hasattr(found, "__get__"):
+    if hasattr(attribute, "__get__"):
         raise NotProved(name)
-    noted[name] = Read(How.CONSTANT, found)
-    return found
+    noted[name] = Read(How.CONSTANT, attribute)
+    return attribute
 
 
 def _read_of(value: Any) -> Read:

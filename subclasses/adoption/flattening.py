@@ -17,8 +17,8 @@ from torch import Tensor
 from subclasses._torch import DisableTorchFunctionSubclass
 from subclasses.adoption.contexts import freeze, intern_context
 from subclasses.adoption.flatten_purity import How, Reads, find_reads, join
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 Flattened = tuple[list[str], Any]
 
@@ -121,7 +121,7 @@ def emit_flatten(adoption: Adoption) -> Emitter:
 def _emit_key(e: Emitter, reads: Reads) -> str:
     """Emits the lines that read a value; returns the expression of the key."""
     e.writeline("_dict = _self.__dict__")
-    parts: list[str] = []
+    keys: list[str] = []
     properties = [name for name, read in reads.items() if read.how is How.PROPERTY]
     if properties:
         e.writeline(f"with {e.bind(DisableTorchFunctionSubclass, 'DisableTorchFunctionSubclass')}():")
@@ -129,18 +129,18 @@ def _emit_key(e: Emitter, reads: Reads) -> str:
     for name, read in reads.items():
         match read.how:
             case How.NONE | How.TENSOR:
-                parts.append(f"_dict[{name!r}].__class__")
+                keys.append(f"_dict[{name!r}].__class__")
             case How.VALUE:
-                parts += [f"_dict[{name!r}].__class__", f"_dict[{name!r}]"]
+                keys += [f"_dict[{name!r}].__class__", f"_dict[{name!r}]"]
             case How.ITEMS:
                 items = f"_dict[{name!r}]"
-                parts.append(f"({items}.__class__, *{items}, *map(type, {items}))")
+                keys.append(f"({items}.__class__, *{items}, *map(type, {items}))")
             case How.PARTS:
-                parts.append(f"{e.bind(freeze, 'freeze')}(_dict[{name!r}])")
+                keys.append(f"{e.bind(freeze, 'freeze')}(_dict[{name!r}])")
             case How.PROPERTY:
-                parts.append(f"_{name}")
+                keys.append(f"_{name}")
             case How.CONSTANT:
-                parts.append(f"_self.{name} is {e.bind(read.constant, name)}")
+                keys.append(f"_self.{name} is {e.bind(read.constant, name)}")
             case How.ABSENT:
-                parts.append(f"{name!r} in _dict")
-    return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+                keys.append(f"{name!r} in _dict")
+    return f"({', '.join(keys)}{',' * (len(keys) == 1)})"

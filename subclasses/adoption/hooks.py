@@ -13,7 +13,7 @@ from subclasses.adoption.flattening import Adoption
 from subclasses.adoption.unflattening import building_unflatten
 from subclasses.base import TensorSubclass
 from subclasses.errors import SpecError, check_keyword, one_of
-from subclasses.generate.compile_cache import stable_hash
+from subclasses.methods.compile_cache import stable_hash
 from subclasses.serialize import allow_class
 
 Class = TypeVar("Class", bound=type[Tensor])

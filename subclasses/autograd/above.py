@@ -1,5 +1,7 @@
 """Ops above autograd: an op of a structure opens its operands, runs its rule once, and closes its results.
 
+Above autograd means that autograd records the ops of a rule, and not the op that has the rule.
+
 A value is *closed* where its user and autograd see it: it requires grad, and its inner tensors are raw. It is *open*
 inside of a rule: it does not require grad, and its inner tensors are differentiable functions of the closed value.
 Autograd differentiates the computation of the rule on them::
@@ -7,8 +9,8 @@ Autograd differentiates the computation of the rule on them::
     closed operands --Unwrap--> open operands --the rule--> open results --Construct--> closed results
 
 ``__torch_function__`` takes each call where gradients are recorded. Around a function of PyTorch's the autograd keys
-are excluded, so that its op is dispatched to the class, whose plan opens the operands. A function of several ops runs
-under a mode, which leaves ops on plain tensors to autograd. A view runs on closed values, with autograd, and PyTorch's
+are excluded, so that its op is dispatched to the class, which opens the operands. A function of several ops runs under
+a mode, which leaves ops on plain tensors to autograd. A view runs on closed values, with autograd, and PyTorch's
 formula for it acts on each inner tensor. A write runs the op that makes a new value, and then PyTorch's ``copy_`` of
 the new value into the old one. An op whose derivative is PyTorch's formula runs on closed values, too: of a
 representation, of a rule with ``derivative="formula"``, or on materialized values. Its plain gradient is converted to a
@@ -55,8 +57,8 @@ from subclasses.autograd.gradient_errors import (
     view_rule_error,
 )
 from subclasses.layout import BY_FORMULA, Layout
-from subclasses.ops.aliasing import is_same_memory, return_written, write_into
-from subclasses.ops.schema import OpFacts, op_facts
+from subclasses.op_schemas.aliasing import is_same_memory, return_written, write_into
+from subclasses.op_schemas.schema import OpFacts, op_facts
 from subclasses.spec.values import dynamic_ints, inner_tensors, map_tensors, tensors_in, with_inners
 
 aten = torch.ops.aten
@@ -181,8 +183,8 @@ def _ops_of(func: Any) -> list[OpOverload]:
 
 def _takes_views(index: Any) -> bool:
     """Whether an index only names elements by numbers and slices."""
-    parts = index if isinstance(index, tuple) else (index,)
-    return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in parts)
+    indices = index if isinstance(index, tuple) else (index,)
+    return all(i is None or i is Ellipsis or type(i) in (int, slice) for i in indices)
 
 
 class _EachOp(TorchDispatchMode):
@@ -291,109 +293,109 @@ class _Operands:
         return close(t)
 
 
-# ---- plans -------------------------------------------------------------------------------------------------
+# ---- wrapped callables -----------------------------------------------------------------------------------------
 
 
-def run_native(op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op that PyTorch runs on closed values, with autograd: a view, a factory, a predicate."""
+def with_autograd(op: OpOverload, run: Call) -> Call:
+    """Wraps the callable of an op that PyTorch runs on closed values, with autograd: a view, a factory, a predicate."""
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not CALLING.opens:
             return run(*args, **kwargs)
         if any(map(is_open, tensors_in(args, kwargs))):
             with _recording():
                 return _run_rule(run, args, kwargs)
-        return _natively(op, args, kwargs)
+        return _call_with_autograd(op, args, kwargs)
 
-    return plan
+    return wrapped
 
 
-def run_by_formula(op: OpOverload, run: Call, *, makes_views: bool = False) -> Call:
-    """Wraps the plan of an op whose derivative is PyTorch's formula, which runs on closed values, with autograd.
+def with_formula(op: OpOverload, run: Call, *, makes_views: bool = False) -> Call:
+    """Wraps the callable of an op whose derivative is PyTorch's formula, which runs on closed values, with autograd.
 
     Args:
         op: The op.
-        run: Its plan.
+        run: Its callable.
         makes_views: Whether its results are views of its operands, whose gradients stay plain.
     """
-    native, facts = run_native(op, run), op_facts(op)
+    recorded, facts = with_autograd(op, run), op_facts(op)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if CALLING.opens and not makes_views:
             written = {id(t) for t in _targets(facts, args, kwargs)} if facts.written else ()
             with _recording():
                 args, kwargs = (
                     map_tensors(v, lambda t: t if id(t) in written else as_operand(t)) for v in (args, kwargs)
                 )
-        return native(*args, **kwargs)
+        return recorded(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
-def run_rule_by_formula(op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op with ``derivative="formula"``, or of a rule of a representation.
+def with_formula_of_rule(op: OpOverload, run: Call) -> Call:
+    """Wraps the callable of an op with ``derivative="formula"``, or of a rule of a representation.
 
     Raises:
-        DispatchError: from the plan, if a rule calls it on a value that it differentiates by its inner tensors.
+        DispatchError: from the callable, if a rule calls it on a value that it differentiates by its inner tensors.
     """
-    by_formula = run_by_formula(op, run, makes_views=bool(op_facts(op).viewed))
+    by_formula = with_formula(op, run, makes_views=bool(op_facts(op).viewed))
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         for x in tensors_in(args, kwargs):
             if is_open(x):
                 raise open_formula_error(type(x), op)
         return by_formula(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
-def where_opened(opened: Call, run: Call) -> Call:
-    """Returns the plan that runs one plan in a call above autograd, and another below it."""
+def with_run_above(opened: Call, run: Call) -> Call:
+    """Returns a callable that calls the first argument above autograd, and the second below it."""
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         return (opened if CALLING.opens else run)(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
-def _natively(op: OpOverload, args: Any, kwargs: Any) -> Any:
+def _call_with_autograd(op: OpOverload, args: Any, kwargs: Any) -> Any:
     with _recording(), DisableTorchFunctionSubclass():
         return op(*args, **kwargs)
 
 
-def run_each_op(run: Call) -> Call:
-    """Wraps a plan that decomposes an op: each op of the decomposition is dispatched by itself."""
+def with_each_op(run: Call) -> Call:
+    """Wraps a callable that decomposes an op: each op of the decomposition is dispatched by itself."""
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not CALLING.opens:
             return run(*args, **kwargs)
         with _EachOp():
             return run(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
-def run_open(run: Call) -> Call:
-    """Wraps the plan of an op that makes values: it runs on open operands, and its results are closed."""
+def with_open_operands(run: Call) -> Call:
+    """Wraps the callable of an op that makes values: it runs on open operands, and its results are closed."""
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not CALLING.opens:
             return run(*args, **kwargs)
         return call_open(run, args, kwargs)
 
-    return plan
+    return wrapped
 
 
-def run_copy(op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of a copy: if the operand is a result by formula, PyTorch's formula for the copy applies."""
-    opened = run_open(run)
+def with_formula_of_copy(op: OpOverload, run: Call) -> Call:
+    """Wraps the callable of a copy: if the operand is a result by formula, PyTorch's formula for the copy applies."""
+    opened = with_open_operands(run)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if CALLING.opens and BY_FORMULA in vars(args[0]):
-            return _natively(op, args, kwargs)
+            return _call_with_autograd(op, args, kwargs)
         return opened(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
 def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = is_above) -> Any:
@@ -412,16 +414,16 @@ def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = 
         return out if in_rule() else map_tensors(out, operands.close)
 
 
-def run_view_rule(op: OpOverload, run: Call) -> Call:
+def with_checked_view_rule(op: OpOverload, run: Call) -> Call:
     """Wraps an author's rule for a view: it may return a plain tensor, whose derivative follows from the rule.
 
     Raises:
-        DispatchError: from the plan, if it returns a value where gradients are recorded: PyTorch's formula for the
+        DispatchError: from the callable, if it returns a value where gradients are recorded: PyTorch's formula for the
             view, which takes a later write into account, is not the derivative of the rule.
     """
-    opened = run_open(run)
+    opened = with_open_operands(run)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         out = opened(*args, **kwargs)
         if CALLING.opens and not in_rule():
             for t in tensors_in((out,), None):
@@ -429,22 +431,22 @@ def run_view_rule(op: OpOverload, run: Call) -> Call:
                     raise view_rule_error(type(t), op)
         return out
 
-    return plan
+    return wrapped
 
 
-def run_write(op: OpOverload, run: Call, make: Call | None, *, by_rule: bool) -> Call:
-    """Wraps the plan of an op that writes to values: it runs on open copies, which PyTorch's ``copy_`` then writes.
+def with_written_copies(op: OpOverload, run: Call, make: Call | None, *, by_rule: bool) -> Call:
+    """Wraps the callable of an op that writes to values: it runs on open copies, which PyTorch's ``copy_`` then writes.
 
     Args:
         op: The op.
-        run: Its plan.
-        make: The plan of the op that makes the new value, if this op follows from it.
-        by_rule: Whether the plan is a rule of the author.
+        run: Its callable.
+        make: The callable of the op that makes the new value, if this op follows from it.
+        by_rule: Whether the callable is a rule of the author.
     """
     facts, is_copy = op_facts(op), op is aten.copy_.default
     write = _Write(op, facts, run, make)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if is_copy and (asked := CALLING.writing) is not None:
             CALLING.writing = None
             write_into(asked, args[0], args[1])
@@ -453,15 +455,15 @@ def run_write(op: OpOverload, run: Call, make: Call | None, *, by_rule: bool) ->
             return run(*args, **kwargs)
         targets = _targets(facts, args, kwargs)
         if not any(map(is_above, targets)):  # a plain tensor is written to
-            return run_open(run)(*args, **kwargs)
+            return with_open_operands(run)(*args, **kwargs)
         if any(map(is_open, targets)):
             with _recording():
                 return _run_rule(run, args, kwargs)
         if is_copy and not by_rule and type(args[0]) is type(args[1]) and args[0]._layout is args[1]._layout:
-            return _natively(op, args, kwargs)
+            return _call_with_autograd(op, args, kwargs)
         return write(targets, args, kwargs)
 
-    return plan
+    return wrapped
 
 
 def _targets(facts: OpFacts, args: Any, kwargs: Any) -> list[Any]:
@@ -483,16 +485,16 @@ class _Write(NamedTuple):
                     operands.open[id(x)] = x, _open_copy(x)
             copies = {id(x): (x, dict(new.__dict__)) for x, new in operands.open.values()}
             new_args, new_kwargs = (map_tensors(v, operands.open_one) for v in (args, kwargs))
-            found = _run_rule(self.make or self.run, new_args, new_kwargs)
-        if found is NotImplemented:
-            return found
+            out = _run_rule(self.make or self.run, new_args, new_kwargs)
+        if out is NotImplemented:
+            return out
         for x, held in copies.values():
-            new = operands.open[id(x)][1] if self.make is None else found
+            new = operands.open[id(x)][1] if self.make is None else out
             with _recording():
                 closed = close(new)
             _keep_unchanged(x, held, closed)
             _write(self.op, x, closed)
-        return return_written(self.facts, args, kwargs, found)
+        return return_written(self.facts, args, kwargs, out)
 
 
 def _open_copy(x: Any) -> Any:
@@ -531,6 +533,6 @@ def _write(op: OpOverload, x: Any, new: Any) -> None:
         write_into(op, x, new)  # raises
     CALLING.writing = op
     try:
-        _natively(aten.copy_.default, (x, new), {})
+        _call_with_autograd(aten.copy_.default, (x, new), {})
     finally:
         CALLING.writing = None

@@ -2,6 +2,7 @@
 
 The formula applies to the tensors that values represent, and its gradients are plain. It gives no derivative between
 the inner tensors of a result and the operands' inner tensors. They are not read where gradients are recorded.
+The mark ``BY_FORMULA``, an attribute, is set on such a result.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from subclasses.layout import BY_FORMULA
 from subclasses.spec.values import tensors_in
 
 
-def noting_results(run: Callable[..., Any], *, by_rule: bool) -> Callable[..., Any]:
-    """Wraps the plan of an op: marks a result that follows from a rule, and each result of a marked operand.
+def with_formula_marks(run: Callable[..., Any], *, by_rule: bool) -> Callable[..., Any]:
+    """Wraps the callable of an op: marks a result that follows from a rule, and each result of a marked operand.
 
     Args:
-        run: The plan.
-        by_rule: Whether the plan is a rule of the author.
+        run: The callable.
+        by_rule: Whether the callable is a rule of the author.
     """
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         out = run(*args, **kwargs)
         if not torch.is_grad_enabled():
             return out
@@ -35,4 +36,4 @@ def noting_results(run: Callable[..., Any], *, by_rule: bool) -> Callable[..., A
                 t.__dict__[BY_FORMULA] = True
         return out
 
-    return plan
+    return wrapped

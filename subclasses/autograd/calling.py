@@ -1,4 +1,4 @@
-"""The calls that a thread makes above autograd, for plans and messages below it."""
+"""The calls that a thread makes above autograd, for dispatch and messages below it."""
 
 from __future__ import annotations
 

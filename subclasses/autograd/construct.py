@@ -148,24 +148,24 @@ def wrap_cotangent(primal: Any, cotangent: Any, used: Sequence[bool] = ()) -> An
     Raises:
         DispatchError: it did not return a value with the inner tensors of ``primal``.
     """
-    cls, found = type(primal), primal.wrap_cotangent(cotangent)
+    cls, wrapped = type(primal), primal.wrap_cotangent(cotangent)
     attributes = cls.__spec__.attributes
-    if not isinstance(found, cls) and not _is_base(type(found), cls):
+    if not isinstance(wrapped, cls) and not _is_base(type(wrapped), cls):
         raise DispatchError(
             f"{cls.__name__}.wrap_cotangent: expected {one_of(cls)} with the derivatives by each inner tensor, got "
-            f"{one_of(type(found))}",
+            f"{one_of(type(wrapped))}",
             code="cotangent-wrapped",
             hint=f"return {cls.__name__}({', '.join(cls.__spec__.inner_names)}) of those",
         )
     for name, is_used in zip(attributes, used, strict=False):
-        wanted, got = primal.__dict__[name], found.__dict__[name]
+        wanted, got = primal.__dict__[name], wrapped.__dict__[name]
         if is_used and got is not None and known_to_differ(got.shape, wanted.shape):
             raise DispatchError(
                 f"{cls.__name__}.wrap_cotangent: expected a derivative of size {tuple(wanted.shape)} by "
                 f"{name.removeprefix(RAW)}, got one of size {tuple(got.shape)}",
                 code="cotangent-wrapped",
             )
-    return found
+    return wrapped
 
 
 def pull_back(primal: Any, cotangent: Tensor) -> Any:
@@ -181,8 +181,8 @@ def pull_back(primal: Any, cotangent: Tensor) -> Any:
             plain, wanted, cotangent, allow_unused=True, materialize_grads=True, create_graph=create_graph
         )
     rest = iter(grads)
-    parts = [_without_lazy_bits(next(rest)) if is_differentiable(t) else t for t in leaves]
-    return _construct_cotangent(primal._layout, dynamic_ints(primal), parts)
+    inners = [_without_lazy_bits(next(rest)) if is_differentiable(t) else t for t in leaves]
+    return _construct_cotangent(primal._layout, dynamic_ints(primal), inners)
 
 
 def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
@@ -200,8 +200,8 @@ def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
 def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     """Constructs a cotangent of a value from its inner tensors' cotangents, with zeros for each that is None."""
     held = inner_tensors(x)
-    parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
-    return _construct_cotangent(x._layout, dynamic_ints(x), parts)
+    inners = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
+    return _construct_cotangent(x._layout, dynamic_ints(x), inners)
 
 
 def _construct_cotangent(layout: Layout, dynamics: tuple[Any, ...], inners: Sequence[Any]) -> Any:
@@ -273,15 +273,15 @@ class Unwrap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Returns a cotangent of the class, with zeros for differentiable inner tensors that no gradient reaches."""
-        found = [
+        gradients = [
             (n, without_lazy_bits(g)) for n, g in zip(ctx.names, cotangents, strict=True) if g is not None
         ]
-        if not found:
+        if not gradients:
             return None, None, None
-        errors.check_plain(ctx.layout.cls, found, ctx.likes)
-        parts = dict(found) | dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
-        parts |= {n: like.filled(0) for n, like in ctx.likes.items() if n not in parts}
-        inners = [parts.get(n) for n in ctx.layout.cls.__spec__.attributes]
+        errors.check_plain(ctx.layout.cls, gradients, ctx.likes)
+        by_name = dict(gradients) | dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
+        by_name |= {n: like.filled(0) for n, like in ctx.likes.items() if n not in by_name}
+        inners = [by_name.get(n) for n in ctx.layout.cls.__spec__.attributes]
         return _construct_cotangent(ctx.layout, ctx.dynamics, inners), None, None
 
     @staticmethod
@@ -371,11 +371,11 @@ def unwrap_recorded(x: Any, names: tuple[str, ...], *, written: bool = False) ->
     wanted = tuple(
         [n for n in names if (t := held[n]) is not None and (t.is_floating_point() or t.is_complex())]
     )
-    found = apply_function(Unwrap, x, wanted, written) if wanted else ()
+    unwrapped = apply_function(Unwrap, x, wanted, written) if wanted else ()
     if wanted == names:
-        return found
-    unwrapped = dict(zip(wanted, found, strict=True))
-    return tuple([unwrapped[n] if n in unwrapped else held[n] for n in names])
+        return unwrapped
+    by_name = dict(zip(wanted, unwrapped, strict=True))
+    return tuple([by_name[n] if n in by_name else held[n] for n in names])
 
 
 def unwrap_one(x: Any, name: str) -> Tensor | None:
@@ -433,8 +433,8 @@ def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
     """Converts a tangent to the metadata that was traced; returns None if that is impossible."""
     if not isinstance(expected, Layout) or not are_alike(x._layout, expected):
         return None
-    found = as_cotangent(as_gradient(type(x), x)) if expected.cotangent else with_layout(x, expected)
-    return found if found._layout is expected else None
+    tangent = as_cotangent(as_gradient(type(x), x)) if expected.cotangent else with_layout(x, expected)
+    return tangent if tangent._layout is expected else None
 
 
 def with_layout(x: Any, layout: Layout) -> Any:

@@ -75,7 +75,7 @@ def call_without_rules(cls: Any, func: Any, types: Any, args: Any = (), kwargs: 
     if is_mixed and not (torch.compiler.is_dynamo_compiling() or is_tracing() or is_below_autograd()):
         _check_operands(cls, func, tensors_in(args, kwargs or {}))
     before = CALLING.func
-    if not is_below_autograd():  # else a plan calls an op on the inner tensors of a cotangent
+    if not is_below_autograd():  # else dispatch calls an op on the inner tensors of a cotangent
         CALLING.func = None if func in TAKES_GRADIENTS else func
     try:
         with DisableTorchFunctionSubclass():
@@ -142,9 +142,9 @@ def _check_derivative(where: str, t: Any, g: Any) -> None:
         )
     if not isinstance(g, Tensor):
         raise TypeError(f"{where}: expected a tensor or None, got {one_of(type(g))}")
-    kind = getattr(type(t), "Cotangent", Tensor)
-    if not isinstance(g, kind):
-        raise TypeError(f"{where}: expected {one_of(kind)}, got {one_of(type(g))}")
+    expected = getattr(type(t), "Cotangent", Tensor)
+    if not isinstance(g, expected):
+        raise TypeError(f"{where}: expected {one_of(expected)}, got {one_of(type(g))}")
     if known_to_differ(g.shape, t.shape):
         raise ValueError(
             f"{where}: expected a derivative of size {tuple(t.shape)}, got one of size {tuple(g.shape)}"

@@ -1,7 +1,7 @@
-"""A fast plan of ``detach``, which autograd calls for each gradient that it keeps, and optimizers for each Parameter.
+"""A fast ``detach``, which autograd calls for each gradient that it keeps, and optimizers for each Parameter.
 
 :mod:`Resolution <subclasses.dispatch.resolution>` handles any op and any call in several steps. For a class whose
-``detach`` detaches each inner tensor and does nothing else, this plan has the same result in one step.
+``detach`` detaches each inner tensor and does nothing else, this callable has the same result in one step.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 from subclasses._torch import VIEWS_KEY, graph_task, is_excluded, set_excluded, set_storage_of
 from subclasses._torch_callers import owns_memory
 from subclasses.autograd.calling import is_called_by_engine
-from subclasses.ops.aliasing import holds_plain
+from subclasses.op_schemas.aliasing import holds_plain
 from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten
 
 
 def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the plan of ``detach`` for most values of a class; it calls ``run`` for others.
+    """Returns the callable of ``detach`` for most values of a class; it calls ``run`` for others.
 
     Others are values with marks (a Parameter and its copies have one), values that hold values of other classes, and
     normal values in inference mode.
@@ -32,7 +32,7 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     unmarked = len(attributes) + len(dynamics) + 1  # and the layout
     detach, wrap, is_inference_mode = aten.detach.default, cls._wrap, torch.is_inference_mode_enabled
 
-    def plan(x: Any) -> Any:
+    def wrapped(x: Any) -> Any:
         held = x.__dict__
         if len(held) != unmarked or x.__class__ is not cls or is_inference_mode():
             return run(x)
@@ -52,7 +52,7 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         set_storage_of(out, x)
         return own_gradients(x, out) if is_gradient else out
 
-    return plan
+    return wrapped
 
 
 def own_gradients(gradient: Any, kept: Any) -> Any:

@@ -16,7 +16,7 @@ from subclasses.autograd.calling import is_called_by_engine
 from subclasses.autograd.construct import as_cotangent, as_gradient
 from subclasses.autograd.cotangent_class import is_cotangent
 from subclasses.errors import DispatchError, one_of
-from subclasses.ops.schema import op_facts
+from subclasses.op_schemas.schema import op_facts
 from subclasses.spec.values import map_tensors, tensors_in
 
 aten = torch.ops.aten
@@ -41,36 +41,36 @@ SCALING_OPS = frozenset(
 
 
 def with_engine_sums(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of ``add`` of a structure: two values that the engine adds are gradients.
+    """Wraps the callable of ``add`` of a structure: two values that the engine adds are gradients.
 
     The backward of an author's autograd function may return a value, made by the constructor. The sum of two such
     values adds their inner tensors; the rule for ``add`` does not apply.
     """
 
-    def plan(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
         both = isinstance(x, cls) and isinstance(other, cls) and not (is_cotangent(x) and is_cotangent(other))
         if both and is_called_by_engine():
             x, other = (as_cotangent(as_gradient(cls, v)) for v in (x, other))
             return torch.ops.aten.add.Tensor(x, other, *args, **kwargs)
         return run(x, other, *args, **kwargs)
 
-    return plan
+    return wrapped
 
 
 def with_plain_gradients(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a rule of a representation: a formula that calls it on a plain gradient gets a plain gradient.
 
-    The derivative of ``x * y`` is the product of the gradient and ``y``. If a rule returns a value for it, the plan
+    The derivative of ``x * y`` is the product of the gradient and ``y``. If a rule returns a value for it, the callable
     returns the plain tensor that the value represents.
     """
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         out = run(*args, **kwargs)
         if is_called_by_engine() and _holds_plain(cls, args):
             return map_tensors(out, lambda t: t.materialize() if isinstance(t, cls) else t)
         return out
 
-    return plan
+    return wrapped
 
 
 def _holds_plain(cls: Any, args: Any) -> bool:
@@ -80,22 +80,22 @@ def _holds_plain(cls: Any, args: Any) -> bool:
 
 
 def with_absent_gradients(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of an op that computes gradients: if the incoming gradient is absent, its results are absent.
+    """Wraps the callable of an op that computes gradients: if the incoming gradient is absent, its results are absent.
 
     PyTorch's formulas for ops with several operands, such as attention, leave the check for an absent gradient to a
     kernel. No kernel runs in a trace, and the op would be part of the program.
     """
     facts = op_facts(op)
-    gradients = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor" and a.name.startswith("grad")]
+    gradients = [i for i, a in enumerate(facts.arguments) if a.role == "tensor" and a.name.startswith("grad")]
     if not gradients or not op.name().partition(".")[0].endswith("_backward") or facts.written:
         return run
     absent = None if len(facts.returns) == 1 else (None,) * len(facts.returns)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         is_absent = len(args) > gradients[-1] and all(args[i] is None for i in gradients)
         return absent if is_absent else run(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
 def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:

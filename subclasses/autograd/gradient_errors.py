@@ -66,8 +66,8 @@ def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Ite
     Raises:
         DispatchError: a gradient has another size than its inner tensor; autograd would sum what it can broadcast.
     """
-    found = [g if s is not None else None for g, s in zip(gradients, sizes, strict=True)]
-    for name, g, size in zip(names, found, sizes, strict=True):
+    sized = [g if s is not None else None for g, s in zip(gradients, sizes, strict=True)]
+    for name, g, size in zip(names, sized, sizes, strict=True):
         if g is not None and known_to_differ(g.shape, size):
             raise DispatchError(
                 f"{one_of(cls)}: the gradient by its inner tensor {field_name(name)} of size {tuple(size)} has size "
@@ -78,7 +78,7 @@ def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Ite
                 "torch.ops.aten.select_backward.default. Or read inner tensors of the view before its base is "
                 "written to",
             )
-    return found
+    return sized
 
 
 def check_plain(cls: Any, gradients: Iterable[tuple[str, Any]], likes: Mapping[str, Any]) -> None:
@@ -98,22 +98,22 @@ def check_plain(cls: Any, gradients: Iterable[tuple[str, Any]], likes: Mapping[s
             )
 
 
-def class_gradient_error(kind: Any, what: str, tensor: str) -> DispatchError:
+def class_gradient_error(cls: Any, what: str, tensor: str) -> DispatchError:
     """Returns the error for a gradient of a class that reaches a plain tensor; two phrases describe both."""
-    kind = kind._value_cls
+    cls = cls._value_cls
     return DispatchError(
-        f"{one_of(kind)}: {what} is {one_of(kind.Cotangent)}. A plain tensor that {tensor} is an operand of an op that "
+        f"{one_of(cls)}: {what} is {one_of(cls.Cotangent)}. A plain tensor that {tensor} is an operand of an op that "
         f"maps to inner tensors, and has a gradient by each of them",
         code="gradient-misfit",
-        hint=f"make it a value first, as in `x / {kind.__name__}(t, ...)` for `x / t`, with t in place of each inner "
+        hint=f"make it a value first, as in `x / {cls.__name__}(t, ...)` for `x / t`, with t in place of each inner "
         "tensor; its gradient is their sum",
     )
 
 
 def cotangent_error(cls: Any, cotangent: Any) -> DispatchError:
     """Returns the error for a cotangent of another type than the class, if the class cannot convert it."""
-    kind = type(cotangent)
-    if not hasattr(kind, "__spec__"):
+    given = type(cotangent)
+    if not hasattr(given, "__spec__"):
         return DispatchError(
             f"{cls.__name__}: a plain tensor arrived as the cotangent of {one_of(cls)}",
             code="cotangent-plain",
@@ -122,8 +122,8 @@ def cotangent_error(cls: Any, cotangent: Any) -> DispatchError:
             "for x[i] that is torch.Tensor.__getitem__",
         )
     return DispatchError(
-        f"{cls.__name__}: {one_of(kind)} arrived as the cotangent of a {cls.__name__}. A rule that {cls.__name__} "
-        f"inherits makes `{kind.__name__}(...)`",
+        f"{cls.__name__}: {one_of(given)} arrived as the cotangent of a {cls.__name__}. A rule that {cls.__name__} "
+        f"inherits makes `{given.__name__}(...)`",
         code="value-as-cotangent",
         hint="let it make `type(x)(...)`",
     )
@@ -204,8 +204,8 @@ def check_gradients(
     """
     if func is Tensor.register_hook:
         return (args[0], *map(_checking, args[1:])), {name: _checking(hook) for name, hook in kwargs.items()}
-    place, name = _TAKING[func]
-    given = kwargs[name] if name in kwargs else args[place] if len(args) > place else None
+    position, name = _TAKING[func]
+    given = kwargs[name] if name in kwargs else args[position] if len(args) > position else None
     outputs = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
     for gradient in _listed(given):
         _check_no_value(gradient)
@@ -235,9 +235,9 @@ def _check_fits(output: Any, gradient: Any) -> None:
 def _checking(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(hook)
     def checking(gradient: Any) -> Any:
-        found = hook(gradient)
-        _check_no_value(found)
-        return found
+        replacement = hook(gradient)
+        _check_no_value(replacement)
+        return replacement
 
     return checking
 

@@ -54,12 +54,12 @@ def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., 
     """
 
     def intercepted(func: Any, *args: Any, **kwargs: Any) -> Any:
-        found = _resolve_call(packet, args, kwargs)
+        resolved = _resolve_call(packet, args, kwargs)
         # An overload that is not decomposed is dispatched to the class below autograd, where its views are views.
-        rule = None if found is None or not is_composite(found[0]) else find(found[0])
-        if found is None or rule is None:
+        rule = None if resolved is None or not is_composite(resolved[0]) else find(resolved[0])
+        if resolved is None or rule is None:
             return call(func, (), args, kwargs)
-        op, args, kwargs = found
+        op, args, kwargs = resolved
         operands = [x for x in tensors_in(args, kwargs) if is_declared(x)]
         # The rule runs above autograd here. Open wrappers keep gradients when it reads raw inner tensors.
         if torch.is_grad_enabled():
@@ -126,8 +126,8 @@ def _resolve_call(packet: OpOverloadPacket, args: Any, kwargs: Any) -> tuple[OpO
 
 def _ints_for_bools(op: OpOverload, args: Any) -> list[bool]:
     """Returns for each positional argument whether it is an int where the op takes a bool."""
-    kinds = [str(a.type) for a in schema_of(op).arguments]
-    return [kind == "bool" and type(a) is int for kind, a in zip(kinds, args, strict=False)]
+    types = [str(a.type) for a in schema_of(op).arguments]
+    return [type_ == "bool" and type(a) is int for type_, a in zip(types, args, strict=False)]
 
 
 def _normalize_arguments(op: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -23,7 +23,7 @@ from subclasses.layout import are_alike
 from subclasses.spec.values import dynamic_ints, is_differentiable
 
 # The attribute of the sum of a cotangent and a plain gradient: both summands.
-_PARTS = "_parts_of_sum"
+_SUMMANDS = "_summands"
 # The attribute of a plain non-leaf tensor: the node whose gradient its hook receives. A write makes another node.
 _NODE = "_summed_by"
 
@@ -52,38 +52,38 @@ def _summed(gradient: Any) -> Any:
     cls: Any = type(gradient)
     if not hasattr(cls, "__spec__") or not cls._traits.is_mapped:
         return None
-    cotangent, plain = _parts_of(gradient)
-    parts: list[Any] = [
+    cotangent, plain = _summands_of(gradient)
+    summands: list[Any] = [
         t if (nested := _summed(t)) is None else nested
         for t in unwrap(as_cotangent(cotangent), cls.__spec__.attributes)
         if is_differentiable(t)
     ]
-    return sum(parts[1:], start=parts[0]) if plain is None else sum(parts, start=plain)
+    return sum(summands[1:], start=summands[0]) if plain is None else sum(summands, start=plain)
 
 
-def _parts_of(gradient: Any) -> tuple[Any, Any]:
+def _summands_of(gradient: Any) -> tuple[Any, Any]:
     """Returns the two summands of a gradient, a cotangent and a plain gradient; None for an absent summand."""
     if not hasattr(type(gradient), "__spec__"):
         return None, gradient
-    return gradient.__dict__.get(_PARTS, (gradient, None))
+    return gradient.__dict__.get(_SUMMANDS, (gradient, None))
 
 
-def noting_parts(run: Callable[..., Any]) -> Callable[..., Any]:
+def with_noted_summands(run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the sum of two gradients, of which one may be plain.
 
     Only a plain operand gets gradients of values that differ in class or metadata: their sum is plain.
     """
 
-    def plan(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, y: Any, *args: Any, **kwargs: Any) -> Any:
         if is_called_by_engine() and _are_of_other_values(x, y):
             return _summed(x) + _summed(y)
         out = run(x, y, *args, **kwargs)
-        (one, plain), (other, more) = _parts_of(x), _parts_of(y)
+        (one, plain), (other, more) = _summands_of(x), _summands_of(y)
         if (plain is not None or more is not None) and hasattr(type(out), "__spec__"):
-            out.__dict__[_PARTS] = _added(one, other), _added(plain, more)
+            out.__dict__[_SUMMANDS] = _added(one, other), _added(plain, more)
         return out
 
-    return plan
+    return wrapped
 
 
 def _are_of_other_values(x: Any, y: Any) -> bool:

@@ -96,9 +96,9 @@ def _functions_named(name: str) -> Iterator[Any]:
     """Yields ``torch.name`` and ``Tensor.name`` if they exist and take the same arguments."""
     if name not in _OTHER_ARGUMENT_ORDER:
         for home in (torch, Tensor):
-            found = getattr(home, name, None)
-            if callable(found):
-                yield found
+            function = getattr(home, name, None)
+            if callable(function):
+                yield function
 
 
 def _collect_groups() -> dict[Any, list[Any]]:
@@ -158,10 +158,10 @@ def writes_of(function: Callable[..., Any]) -> Callable[[Any, Any], Sequence[Any
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         if "inplace" not in names:
             return None
-        place = names.index("inplace")
+        position = names.index("inplace")
 
         def inplace(args: Any, kwargs: Any) -> Sequence[Any]:
-            is_asked = args[place] if len(args) > place else kwargs.get("inplace")
+            is_asked = args[position] if len(args) > position else kwargs.get("inplace")
             return (args[0] if args else kwargs.get(names[0]),) if is_asked else ()
 
         return inplace
@@ -181,8 +181,8 @@ def in_place_forms(function: Callable[..., Any]) -> tuple[Any, ...]:
     Those that change sizes, such as ``Tensor.squeeze_``, are left out: they write no elements.
     """
     names = sorted({f"{f.__name__}_" for f in _groups.get(function, ())} - _OTHER_MEANING)
-    found = [f for n in names if not _changes_metadata(n) for f in _functions_named(n)]
-    return tuple(dict.fromkeys([*found, *(twin for f in found for twin in twins(f))]))
+    functions = [f for n in names if not _changes_metadata(n) for f in _functions_named(n)]
+    return tuple(dict.fromkeys([*functions, *(twin for f in functions for twin in twins(f))]))
 
 
 def _changes_metadata(name: str) -> bool:
@@ -198,21 +198,21 @@ def python_functions(op: OpOverload) -> tuple[Any, ...]:
 
 def _functions_of_packet(name: str) -> tuple[Any, ...]:
     homes = (torch, Tensor, nn_functions, torch.linalg, torch.special, torch.fft)
-    found = [getattr(home, name, None) for home in homes if name not in _OTHER_ARGUMENT_ORDER]
+    functions = [getattr(home, name, None) for home in homes if name not in _OTHER_ARGUMENT_ORDER]
     for prefix, home in (("linalg_", torch.linalg), ("special_", torch.special), ("fft_", torch.fft)):
         if name.startswith(prefix):
-            found.append(getattr(home, name.removeprefix(prefix), None))
-    seen = [f for f in found if callable(f)]
+            functions.append(getattr(home, name.removeprefix(prefix), None))
+    seen = [f for f in functions if callable(f)]
     seen += [twin for f in seen for twin in twins(f)]
     return tuple(dict.fromkeys(seen))
 
 
 def tagged_functions(tag: torch.Tag) -> tuple[Any, ...]:
     """Returns the Python-level functions of all ops with a tag, such as ``torch.Tag.pointwise``."""
-    found: list[Any] = []
+    tagged: list[Any] = []
     for name, overloads in aten_overload_names().items():
         functions = _functions_of_packet(name)
         # An `out=` form has no tag alone.
         if functions and any(tag in tags_of(name, o) for o in overloads if not o.endswith("out")):
-            found += functions
-    return tuple(dict.fromkeys(found))
+            tagged += functions
+    return tuple(dict.fromkeys(tagged))

@@ -1,1 +1,1 @@
-"""How a class runs an op: resolution, and for ops without a rule mapping, fallbacks, sharding and training."""
+"""Resolution of ops: rules, and for an op without a rule the map over inner tensors or another fallback."""

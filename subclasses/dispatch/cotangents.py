@@ -27,7 +27,7 @@ from subclasses.autograd.engine_ops import (
     mixed_error,
     with_engine_sums,
 )
-from subclasses.autograd.plain_operands import noting_parts
+from subclasses.autograd.plain_operands import with_noted_summands
 from subclasses.dispatch import sharding, structural
 from subclasses.dispatch.fallbacks import decompose_run, fallback_run
 from subclasses.dispatch.lists import run_lists
@@ -36,8 +36,8 @@ from subclasses.dispatch.per_inner import differentiable_names, joint_norm, rema
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import LIKE_OPS, MOVING_OPS, WRITING_OPS, takes_lists
 from subclasses.layout import are_alike, cotangent_layout
-from subclasses.ops.aliasing import argument, bump_versions
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.aliasing import argument, bump_versions
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule
 from subclasses.spec.values import (
     OF_PARAMETER,
@@ -67,12 +67,12 @@ def cotangent_run(
     op: OpOverload,
     find_own: Callable[[Any], Call | None],
 ) -> tuple[bool, Call]:
-    """Returns whether an op keeps the structure of a cotangent, and its plan.
+    """Returns whether an op keeps the structure of a cotangent, and its callable.
 
     Args:
         cot: The class of the cotangents.
         op: The op.
-        find_own: Returns the plan by a rule of a class, if it has one.
+        find_own: Returns the callable by a rule of a class, if it has one.
     """
     value = cot._value_cls
     other = functools.cache(functools.partial(_of_formula, cot, op, find_own))
@@ -94,7 +94,7 @@ def cotangent_run(
             mapped = _of_formula(cot, op, find_own)
             run = _moving(value, mapped, run) if op in MOVING_OPS else mapped
         if value._traits.is_mapped and op is aten.add.Tensor:
-            run = noting_parts(run)
+            run = with_noted_summands(run)
         return False, with_engine_sums(value, run) if op is aten.add.Tensor else run
     return False, asked
 
@@ -108,7 +108,7 @@ def _is_arithmetic(value: Any, op: OpOverload) -> bool:
 
 
 def _of_gradients(value: Any, op: OpOverload, asked: Call) -> Call | None:
-    """Returns the plan of an op that optimizers, clipping, autograd and anomaly mode call on gradients."""
+    """Returns the callable of an op that optimizers, clipping, autograd and anomaly mode call on gradients."""
     if takes_lists(op):
         return functools.partial(run_lists, op, asked)
     if op in _OF_ANOMALY_CHECK:
@@ -126,7 +126,7 @@ def _of_gradients(value: Any, op: OpOverload, asked: Call) -> Call | None:
 
 
 def _on_rows(op: OpOverload, asked: Call) -> Call | None:
-    """Returns the plan of an op that FSDP2, a checkpoint or a DTensor calls to cut or join a cotangent by rows."""
+    """Returns the callable of an op that FSDP2, a checkpoint or a DTensor calls to cut or join a cotangent by rows."""
     if op is aten.view.default:
         return functools.partial(sharding.same_size, asked)
     if op is aten.slice.Tensor:
@@ -138,17 +138,17 @@ def _on_rows(op: OpOverload, asked: Call) -> Call | None:
 
 
 def _structural(cot: Any, op: OpOverload, run: Call, asked: Call) -> Call:
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if structural.preserves_structure(cot, op, args, kwargs):
             return run(*args, **kwargs)
         return asked(*args, **kwargs)
 
     if op is aten.copy_.default:
-        return functools.partial(_copy, cot._value_cls, plan)
+        return functools.partial(_copy, cot._value_cls, wrapped)
     if op in COPYING_OPS:
-        marked = with_marks(cot, op, plan)
+        marked = with_marks(cot, op, wrapped)
         return in_one_step(cot, marked) if op is aten.detach.default else marked
-    return plan
+    return wrapped
 
 
 def _copy(value: Any, run: Call, x: Any, source: Any, *args: Any) -> Any:
@@ -168,8 +168,8 @@ def _like(value: Any, op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
 def _anomaly(op: OpOverload, x: Any) -> Any:
     """Answers ``detect_anomaly``, which looks for NaNs: one answer for all inner tensors."""
     asked = [t for t in inner_tensors(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)]
-    found = [op(t).any() for t in asked]
-    return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=x.device)
+    flags = [op(t).any() for t in asked]
+    return torch.stack(flags).any() if flags else torch.zeros((), dtype=torch.bool, device=x.device)
 
 
 def _norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
@@ -187,10 +187,10 @@ def _sum(op: OpOverload, asked: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
-    """Returns the plan of a pointwise op, and of one that fills: between cotangents, Parameters and numbers."""
+    """Returns the callable of a pointwise op, and of one that fills: between cotangents, Parameters and numbers."""
     facts, is_product = op_facts(op), op in _PRODUCTS
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         if is_product and (not value._traits.is_mapped or value._runs_above) and is_called_by_engine():
             if is_tracing() and value._has_formulas:
                 check_no_cotangents(value, op, [v for v in args if is_cotangent(v)])
@@ -211,17 +211,17 @@ def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
             return remade(first, results, first._layout, OF_PARAMETER)
         return remade(x, results, cotangent_layout(x._layout))
 
-    return plan
+    return run
 
 
 def _moving(value: Any, mapped: Call, of_parameters: Call) -> Call:
-    """Returns the plan of an op of a mapped class whose result is where its first operand was, such as a Parameter."""
+    """Returns the callable of an op of a mapped class whose result replaces its first operand, such as a Parameter."""
 
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
         is_moved = isinstance(x, value) and not type(x)._is_cotangent and is_of_parameter(x)
         return (of_parameters if is_moved else mapped)(x, *args, **kwargs)
 
-    return plan
+    return run
 
 
 def _fits(x: Any, v: Any, value: Any) -> bool:
@@ -239,7 +239,7 @@ def _fits(x: Any, v: Any, value: Any) -> bool:
 
 
 def _of_formula(cot: Any, op: OpOverload, find_own: Callable[[Any], Call | None]) -> Call:
-    """Returns the plan of an op that a formula of PyTorch's applies to cotangents and values."""
+    """Returns the callable of an op that a formula of PyTorch's applies to cotangents and values."""
     value, spec = cot._value_cls, cot._value_cls.__spec__
     if op in COPYING_OPS and (rule := find_own(value)) is not None:
         return _copied_by_rule(cot, rule)
@@ -268,14 +268,14 @@ def _refuse_inside(value: Any, op: OpOverload, *args: Any, **kwargs: Any) -> Any
 
 
 def _with_values_as_cotangents(cot: Any, op: OpOverload) -> Call:
-    """Returns the plan that maps an op over cotangents and values of the class."""
+    """Returns the callable that maps an op over cotangents and values of the class."""
     value, spec, run = cot._value_cls, cot.__spec__, fallback_run(cot, op)
     if can_emit(op):
         return run
     names = (*spec.attributes, *(f.name for f in spec.dynamics))
     writes = bool(op_facts(op).written)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         originals: dict[int, Any] = {}
 
         def convert(t: Any) -> Any:
@@ -289,20 +289,20 @@ def _with_values_as_cotangents(cot: Any, op: OpOverload) -> Call:
         out = run(*given, **(map_tensors(kwargs, convert) if kwargs else kwargs))
         return map_tensors(out, lambda t: originals[id(t)][1] if id(t) in originals else t) if writes else out
 
-    return plan
+    return wrapped
 
 
 def _copied_by_rule(cot: Any, run: Call) -> Call:
     """Wraps an author's rule for a copy, which applies to cotangents too: it computes nothing with inner tensors."""
     value = cot._value_cls
 
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         if not isinstance(out, value) or is_cotangent(out):
             return out
         return with_inners(out, inner_tensors(out), cotangent_layout(out._layout))
 
-    return plan
+    return wrapped
 
 
 def _refuse_mixed(value: Any, op: OpOverload, x: Any, other: Any = None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Plans of in-place and ``out=`` ops that follow from the plan of the functional op."""
+"""In-place and ``out=`` ops, by the callable of the functional op."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from subclasses._torch import OpOverload, is_traceable_wrapper_subclass
 from subclasses.autograd.above import copied
 from subclasses.autograd.calling import in_rule
 from subclasses.dispatch.mapping import raise_writes_plain
-from subclasses.ops.aliasing import write_into, write_plain
-from subclasses.ops.schema import op_facts
+from subclasses.op_schemas.aliasing import write_into, write_plain
+from subclasses.op_schemas.schema import op_facts
 from subclasses.rules.registry import find_op_rule
 from subclasses.rules.results import copying_by
 
@@ -20,14 +20,14 @@ aten = torch.ops.aten
 
 
 def write_result(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the plan of an in-place or ``out=`` op, which writes the result of its functional counterpart."""
+    """Returns the callable of an in-place or ``out=`` op, which writes the result of its functional counterpart."""
     facts, ruled = op_facts(op), find_op_rule(cls, aten.copy_.default)
     # A rule for copy_ defines how every derived op writes to the class.
     write = write_into if ruled is None else copying_by(cls, ruled)
     # An in-place op names its target as its functional counterpart does; an out= op has additional parameters.
     out = [facts.arguments[i].name for i in facts.written if facts.arguments[i].keyword]
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(n) for n in out] or [args[i] for i in facts.written]
         if in_rule() and cls._runs_above:  # which may have saved what is written to
             args = tuple([copied(t) if any(t is x for x in targets) else t for t in args])
@@ -43,4 +43,4 @@ def write_result(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[
                 raise_writes_plain(op, cls)
         return None if not facts.returns else targets[0] if len(targets) == 1 else tuple(targets)
 
-    return plan
+    return wrapped

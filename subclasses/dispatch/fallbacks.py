@@ -38,8 +38,8 @@ from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy
 from subclasses.dispatch.structural import resolved
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata
-from subclasses.ops.aliasing import argument
-from subclasses.ops.schema import op_facts, undeclared_writes
+from subclasses.op_schemas.aliasing import argument
+from subclasses.op_schemas.schema import op_facts, undeclared_writes
 from subclasses.spec.values import float_fields
 
 Call = Callable[..., Any]
@@ -61,14 +61,14 @@ def fallback_run(cls: Any, op: OpOverload) -> Call:
 
 
 def decompose_run(op: OpOverload) -> Call:
-    """Returns a plan that decomposes a composite op, which is dispatched in inference mode only."""
+    """Returns a callable that decomposes a composite op, which is dispatched in inference mode only."""
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         # decompose() calls the kernel directly, but __torch_function__ would intercept it and call the op again.
         with DisableTorchFunctionSubclass():
             return op.decompose(*args, **kwargs)
 
-    return with_lazy_bits(plan)
+    return with_lazy_bits(run)
 
 
 def fallback_step(cls: Any, op: OpOverload) -> str:
@@ -101,7 +101,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
     computing = torch.ops.aten.reshape.default if op in _BY_SIZE else op
     run = with_lazy_bits(functools.partial(run_replaced, cls, computing, represented))
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)
         if is_message:
             raise message_error(cls, op)
@@ -117,7 +117,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         check_no_cotangents(cls, op, wrappers_in(cls, args, kwargs))
         return run(args, kwargs)
 
-    return plan
+    return wrapped
 
 
 def _instead_of_writing(cls: Any, op: OpOverload, x: Any) -> str:
@@ -173,33 +173,33 @@ class _NoRuleForPartError(DispatchError):
 
 
 def _error(cls: Any, op: OpOverload) -> Call:
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         _check_same_metadata(cls, op, args)
         raise _no_rule(
             cls, op, args, kwargs, _NoRuleForPartError if op.namespace == "prims" else DispatchError
         )
 
-    return plan
+    return run
 
 
 def naming_whole(cls: Any, op: OpOverload, decomposed: Call) -> Call:
     """Wraps the decomposition of an op: if one of its ops has no rule, the error names the decomposed op."""
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
         try:
             return decomposed(*args, **kwargs)
         except _NoRuleForPartError:
             raise _no_rule(cls, op, args, kwargs) from None
 
-    return plan
+    return run
 
 
 def _no_rule(
-    cls: Any, op: OpOverload, args: Any, kwargs: Any, kind: type[DispatchError] = DispatchError
+    cls: Any, op: OpOverload, args: Any, kwargs: Any, error: type[DispatchError] = DispatchError
 ) -> DispatchError:
     shown = ", ".join(_describe(a) for a in (*args, *kwargs.values()))
     hint = hint_for(cls, op, args[:1])
-    return kind(f"{cls.__name__} has no rule for {op}({shown})", code="no-rule", hint=hint)
+    return error(f"{cls.__name__} has no rule for {op}({shown})", code="no-rule", hint=hint)
 
 
 def _describe(value: Any) -> str:

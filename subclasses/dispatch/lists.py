@@ -26,9 +26,9 @@ from subclasses.dispatch.per_inner import (
     remade,
 )
 from subclasses.layout import cotangent_layout
-from subclasses.ops.aliasing import PLAIN, argument, bump_versions, may_overlap
-from subclasses.ops.schema import OpFacts, op_facts
-from subclasses.ops.write_checks import check_sizes, one_element
+from subclasses.op_schemas.aliasing import PLAIN, argument, bump_versions, may_overlap
+from subclasses.op_schemas.schema import OpFacts, op_facts
+from subclasses.op_schemas.write_checks import check_sizes, one_element
 from subclasses.spec.values import OF_PARAMETER, is_of_parameter
 
 
@@ -96,15 +96,15 @@ def run_lists(op: OpOverload, run: Callable[..., Any], *args: Any, **kwargs: Any
 def _make_call(op: OpOverload, args: Any, kwargs: Any) -> Call:
     facts = op_facts(op)
     values = [argument(facts, args, kwargs, i) for i in range(len(facts.arguments))]
-    columns = [i for i, a in enumerate(facts.arguments) if a.kind == "tensors" and values[i]]
+    columns = [i for i, a in enumerate(facts.arguments) if a.role == "tensors" and values[i]]
     written = [columns.index(i) for i in facts.written if i in columns]
     return Call(op, facts, values, columns, written, len(values[0]))
 
 
 def _owner(call: Call, tensors: tuple[Tensor, ...]) -> Any:
     """Returns the trainable class that a row belongs to; None if the row runs as it is."""
-    kind: Any = next((type(t) for t in tensors if _is_trainable(type(t))), None)
-    cls = None if kind is None else kind._value_cls
+    owner: Any = next((type(t) for t in tensors if _is_trainable(type(t))), None)
+    cls = None if owner is None else owner._value_cls
     if cls is None or cls._traits.is_mapped:
         return cls
     mine = [t for t in tensors if isinstance(t, cls)]
@@ -192,11 +192,11 @@ def _try_first(call: Call, rows: list[Row], num_positional: int, names: Iterable
 
 def _select(call: Call, i: int, group: list[Row]) -> Any:
     """Returns an argument for a group: the elements of its rows, of lists of numbers too."""
-    value, kind = call.values[i], call.facts.arguments[i].kind
+    value, role = call.values[i], call.facts.arguments[i].role
     if i in call.columns:
         return [row.tensors[call.columns.index(i)] for row in group]
     indices = [row.index for row in group]
-    if kind == "other" and isinstance(value, list | tuple) and len(value) == call.count:
+    if role == "other" and isinstance(value, list | tuple) and len(value) == call.count:
         return [value[k] for k in indices]
     if isinstance(value, Tensor) and call.facts.arguments[i].name == "scalars":
         return value[indices]  # a tensor of one number for each element

@@ -1,4 +1,4 @@
-"""Ops that run once for each inner tensor: their choice, their plans, and the checks of sizes.
+"""Ops that run once for each inner tensor: their choice, their callables, and the checks of sizes.
 
 ``fallback="map"`` maps every op without a rule. ``"views"``, and leading dims, map the ops that compute nothing: a
 view, a copy, a conversion or a factory selects, moves or allocates elements, according to the op's schema.
@@ -7,9 +7,9 @@ A view names dims and indices of the outer tensor. They mean the same elements o
 has the outer size. A view of a value with another inner tensor, such as a scale of size ``[out, 1]``, needs a rule.
 :func:`with_outer_dims` maps named dims to an inner tensor with further dims.
 
-Where the schema allows it, a plan is straight-line text. It determines which arguments are wrappers, reads their inner
-tensors by name, calls the op once for each name, and wraps the results. ``aten.mul.Tensor`` on a pair of ``a`` and
-``b`` becomes::
+Where the schema allows it, the callable of an op is straight-line text. It determines which arguments are wrappers,
+reads their inner tensors by name, calls the op once for each name, and wraps the results. ``aten.mul.Tensor`` on
+a pair of ``a`` and ``b`` becomes::
     def mul_Tensor(self, other):
         _is_self = isinstance(self, _Cls)
         if not _is_self:
@@ -55,22 +55,28 @@ from subclasses.autograd.calling import CALLING
 from subclasses.autograd.engine_ops import NO_DERIVATIVE
 from subclasses.autograd.plain_operands import sum_gradient
 from subclasses.autograd.python_functions import registering
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
 from subclasses.dispatch.per_inner import inner_of
 from subclasses.dispatch.strided import STRIDED_OPS, map_strided, strided_advice
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.layout import are_alike, describe_metadata, field_name, with_nested
-from subclasses.ops.aliasing import argument, bump_versions, for_optimizers, resize_outer, with_aliasing
-from subclasses.ops.schema import (
+from subclasses.op_schemas.aliasing import (
+    argument,
+    bump_versions,
+    for_optimizers,
+    resize_outer,
+    with_aliasing,
+)
+from subclasses.op_schemas.schema import (
     Argument,
     OpFacts,
     functional_counterpart_of_view,
     op_facts,
     undeclared_writes,
 )
-from subclasses.ops.tangents import IN_FORWARD_MODE, is_of_tangents
-from subclasses.ops.write_checks import differ, is_tried_first, try_first
+from subclasses.op_schemas.tangents import IN_FORWARD_MODE, is_of_tangents
+from subclasses.op_schemas.write_checks import differ, is_tried_first, try_first
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec.collect import InnerField, SubclassSpec
 from subclasses.spec.values import (
     dynamic_ints,
@@ -98,7 +104,7 @@ _REINTERPRETING = frozenset(
 )
 # Copies of views without the tag, which torch itself calls in place of views.
 _UNTAGGED_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes"})
-# The offset of as_strided_ counts in the storage of the outer tensor, and it has no plan of its own.
+# The offset of as_strided_ counts in the storage of the outer tensor, and it has no callable of its own.
 _UNMAPPED = frozenset({aten.as_strided_.default})
 
 # The arguments of a factory besides the size and the fill value.
@@ -136,18 +142,18 @@ def maps_leading_dims(spec: SubclassSpec, op: OpOverload) -> bool:
     return spec.leads and (op in _ALONG_DIMS or maps_as_view(spec, op))
 
 
-def joining_parts(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of an op that joins cotangents: PyTorch passes plain zeros for a part without a gradient."""
+def with_joined_zeros(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the callable of an op that joins cotangents: PyTorch passes plain zeros in place of an absent gradient."""
     if op not in (aten.cat.default, aten.stack.default) or not cls._is_cotangent:
         return run
 
-    def plan(parts: Any, *args: Any, **kwargs: Any) -> Any:
-        like = next(t for t in parts if isinstance(t, cls))
+    def wrapped(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        like = next(t for t in tensors if isinstance(t, cls))
         return run(
-            [t if isinstance(t, cls) else _with_further_dims_of(like, t) for t in parts], *args, **kwargs
+            [t if isinstance(t, cls) else _with_further_dims_of(like, t) for t in tensors], *args, **kwargs
         )
 
-    return plan
+    return wrapped
 
 
 def _with_further_dims_of(x: Any, plain: Tensor) -> Any:
@@ -168,7 +174,7 @@ def is_view(op: OpOverload) -> bool:
         viewing = functional_counterpart_of_view(op)
         return viewing is not None and is_view(viewing)
     facts, name = op_facts(op), _name(op)
-    if sum(a.kind != "other" and not a.written for a in facts.arguments) != 1:
+    if sum(a.role != "other" and not a.written for a in facts.arguments) != 1:
         return False
     if torch.Tag.view_copy in op.tags:
         return _keeps_elements(name.removesuffix("_copy"), op)
@@ -195,7 +201,7 @@ def _is_derivative_of_view(name: str) -> bool:
 def is_factory(op: OpOverload) -> bool:
     """Whether an op makes a tensor like its only tensor argument, with a dtype, a device and a layout to choose."""
     facts = op_facts(op)
-    tensors = [a.name for a in facts.arguments if a.kind != "other"]
+    tensors = [a.name for a in facts.arguments if a.role != "other"]
     return tensors == ["self"] and not facts.viewed and {a.name for a in facts.arguments} >= _FACTORY_OPTIONS
 
 
@@ -203,34 +209,34 @@ def _name(op: OpOverload) -> str:
     return op.overloadpacket.__name__
 
 
-# ---- straight-line plans -----------------------------------------------------------------------------------
+# ---- straight-line functions -----------------------------------------------------------------------------------
 
 
 def can_emit(op: OpOverload) -> bool:
-    """Whether the plan of an op is straight-line: no lists of tensors, one tensor as result."""
+    """Whether the callable of an op is straight-line: no lists of tensors, one tensor as result."""
     facts = op_facts(op)
     names = [a.name for a in facts.arguments]
-    tensors = [a for a in facts.arguments if a.kind == "tensor"]
+    tensors = [a for a in facts.arguments if a.role == "tensor"]
     return (
         bool(tensors)
         and facts.returns == ("tensor",)
         and (not facts.written or facts.returned[0] is not None)
         and not facts.changes_metadata
         and torch.Tag.dynamic_output_shape not in op.tags
-        and all(a.kind != "tensors" for a in facts.arguments)
+        and all(a.role != "tensors" for a in facts.arguments)
         and not any(a.keyword for a in tensors)
         and not any(keyword.iskeyword(n) or n.startswith("_") for n in names)
     )
 
 
-def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
-    """Builds the plan that maps an op over the inner tensors of a class."""
+def build_map_function(cls: Any, op: OpOverload) -> Callable[..., Any]:
+    """Builds the callable that maps an op over the inner tensors of a class."""
     spec: SubclassSpec = cls.__spec__
     e = Emitter()
     name = op.overloadpacket.__name__ + "_" + op._overloadname
     facts = op_facts(op)
     e.reserve(*(a.name for a in facts.arguments))
-    emit_map_plan(e, spec, facts, name, is_tried_first(op), beside_values=cls._is_cotangent)
+    emit_map_function(e, spec, facts, name, is_tried_first(op), beside_values=cls._is_cotangent)
     supplied = {
         "_op": op,
         "_call": cpp_callable(op),
@@ -247,10 +253,10 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
     return made[name]  # type: ignore[return-value]
 
 
-def emit_map_plan(
+def emit_map_function(
     e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str, tried: bool, *, beside_values: bool = False
 ) -> None:
-    """Emits the plan; the module's docstring shows an example.
+    """Emits the callable; the module's docstring shows an example.
 
     Args:
         e: Receives the text.
@@ -258,11 +264,11 @@ def emit_map_plan(
         facts: The op.
         name: The name of the function.
         tried: Whether the op is tried before it writes.
-        beside_values: Whether the plan is for cotangents, and other operands may be values of the class.
+        beside_values: Whether the callable is for cotangents, and other operands may be values of the class.
     """
-    tensors = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor"]
+    tensors = [i for i, a in enumerate(facts.arguments) if a.role == "tensor"]
     params = facts.arguments[: tensors[-1] + 1]
-    wrappers = [a for a in params if a.kind == "tensor"]
+    wrappers = [a for a in params if a.role == "tensor"]
     signature = [a.name + "".join(f"={e.bind(d, f'{a.name}_default')}" for d in a.default) for a in params]
     remaining = facts.arguments[len(params) :]
     rest = ["*_rest"] * any(not a.keyword for a in remaining) + ["**_kwargs"] * any(
@@ -320,7 +326,9 @@ def _emit_try(e: Emitter, spec: SubclassSpec, params: tuple[Argument, ...], rest
     if not others:
         return
     e.writeline(f"if {' or '.join(f'_differ(_x.{first}, _x.{name})' for name in others)}:")
-    args = "".join(f"{part}, " for part in (*(a.name for a in params), *(r for r in rest if r == "*_rest")))
+    args = "".join(
+        f"{argument}, " for argument in (*(a.name for a in params), *(r for r in rest if r == "*_rest"))
+    )
     kwargs = "_kwargs" if "**_kwargs" in rest else "{}"
     names = e.bind(tuple(others), "names_after_first")
     e.writeline(f"    _try(_Cls, _op, {names}, ({args}), {kwargs})")
@@ -328,12 +336,12 @@ def _emit_try(e: Emitter, spec: SubclassSpec, params: tuple[Argument, ...], rest
 
 def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], rest: list[str]) -> None:
     """Emits the call of the op on the inner tensors of one name."""
-    parts, several = [], sum(a.kind == "tensor" for a in params) > 1
+    arguments, several = [], sum(a.role == "tensor" for a in params) > 1
     for a in params:
         inner = f"{a.name}.{field.attribute}"
         choice = f"{inner} if _is_{a.name} else {a.name}" if several else inner
-        parts.append(choice if a.kind == "tensor" else a.name)
-    call = f"_call({', '.join((*parts, *rest))})"
+        arguments.append(choice if a.role == "tensor" else a.name)
+    call = f"_call({', '.join((*arguments, *rest))})"
     if field.optional:
         call = f"None if _x.{field.attribute} is None else {call}"
     e.writeline(f"_out_{field.name} = {call}")
@@ -364,7 +372,7 @@ def _emit_result(e: Emitter, spec: SubclassSpec, facts: OpFacts) -> None:
     e.writeline(f"return _alias({wrap}, {base})")
 
 
-# ---- functions that plans call -----------------------------------------------------------------------------
+# ---- functions that generated text calls -------------------------------------------------------------------------
 
 
 def _alias(view: Any, base: Any) -> Any:
@@ -476,7 +484,7 @@ def check_size(op: OpOverload, x: Any, outs: dict[str, Any]) -> None:
         )
 
 
-# ---- general plans -----------------------------------------------------------------------------------------
+# ---- the general form -----------------------------------------------------------------------------------------
 
 # Ops that only set a lazy bit, and the ops that compute the result. Below dispatch torch ignores the lazy bits of inner
 # tensors, so they must not be set there.
@@ -493,7 +501,7 @@ def map_run(cls: Any, op: OpOverload) -> Call:
     if op is torch.ops.aten.set_.source_Tensor:
         return _check_source(cls, op, _map_general(cls, op))
     op = _WITHOUT_LAZY_BITS.get(op, op)
-    run = build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
+    run = build_map_function(cls, op) if can_emit(op) else _map_general(cls, op)
     if _may_set_lazy_bits(op):
         run = with_lazy_bits(run)
     return _with_note(cls, op, run) if any(f.dtype is not None for f in cls.__spec__.inners) else run
@@ -502,7 +510,7 @@ def map_run(cls: Any, op: OpOverload) -> Call:
 def _check_source(cls: Any, op: OpOverload, run: Call) -> Call:
     """Wraps ``set_``: if the source is plain, all inner tensors would share its memory."""
 
-    def plan(x: Any, source: Any) -> Any:
+    def wrapped(x: Any, source: Any) -> Any:
         if isinstance(source, cls):
             return run(x, source)
         name = cls.__spec__.inners[0].name
@@ -512,7 +520,7 @@ def _check_source(cls: Any, op: OpOverload, run: Call) -> Call:
             hint=f"pass {one_of(cls)}, or set one inner tensor, as x.{name}.set_(source) does",
         )
 
-    return plan
+    return wrapped
 
 
 def _may_set_lazy_bits(op: OpOverload) -> bool:
@@ -524,9 +532,9 @@ def _may_set_lazy_bits(op: OpOverload) -> bool:
 
 
 def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps a plan: an error of torch names the tensors on which the op ran, since a caller sees the outer dtype."""
+    """Adds the tensors on which an op ran to an error of torch, since a caller sees the outer dtype."""
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
         except RuntimeError as error:
@@ -536,7 +544,7 @@ def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
                 error.add_note(f"{op} ran on each inner tensor of {one_of(cls)}: {held}; {hint_for(cls, op)}")
             raise
 
-    return plan
+    return wrapped
 
 
 def _map_general(cls: Any, op: OpOverload) -> Call:
@@ -544,14 +552,14 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
     facts, spec, fills = op_facts(op), cls.__spec__, undeclared_writes(op)
     is_message, tried = sends_message(op), is_tried_first(op)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
-        found = wrappers_in(cls, args, kwargs)
-        x = found[0]
+    def run(*args: Any, **kwargs: Any) -> Any:
+        wrappers = wrappers_in(cls, args, kwargs)
+        x = wrappers[0]
         for t in tensors_in(args, kwargs):
             sum_gradient(t)
         if is_message:
             raise message_error(cls, op)
-        for other in found[1:]:
+        for other in wrappers[1:]:
             check_alike(op, x, other)
         for i in facts.written:
             _check_not_plain(cls, op, argument(facts, args, kwargs, i))
@@ -565,13 +573,13 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
             filled = wrappers_in(cls, [argument(facts, args, kwargs, i)])
             bump_versions([w.__dict__[n] for w in filled for n in x._layout.present])
         if facts.written:
-            bump_versions([w.__dict__[n] for w in found for n in x._layout.present])
+            bump_versions([w.__dict__[n] for w in wrappers for n in x._layout.present])
             # An op that changes metadata itself is replayed on the outer tensor instead.
             for i in () if facts.changes_metadata else facts.written:
                 resize_outer(argument(facts, args, kwargs, i), cls)
         return _wrap_results(op, x, spec, outs)
 
-    return with_aliasing(op, plan)
+    return with_aliasing(op, run)
 
 
 def sends_message(op: OpOverload) -> bool:
@@ -621,14 +629,14 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
             check_size(op, x, outs)
         return with_inners(x, [outs.get(n) for n in spec.attributes])
     if isinstance(first, list | tuple):
-        parts = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
-        return parts if isinstance(first, list) else tuple(parts)
+        results = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
+        return results if isinstance(first, list) else tuple(results)
     if is_work(first):
         return joint_work(list(outs.values()))
     if any(_differ(o, first) for o in outs.values()):
-        found = {field_name(n): o for n, o in outs.items()}
+        by_field = {field_name(n): o for n, o in outs.items()}
         raise DispatchError(
-            f"{op}: inner tensors of {one_of(type(x))} disagree: {found}",
+            f"{op}: inner tensors of {one_of(type(x))} disagree: {by_field}",
             code="inners-disagree",
             hint="read one of them",
         )
@@ -644,18 +652,18 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def with_equal_sizes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of a mapped op that names dims or sizes of the outer tensor.
+    """Wraps the callable of a mapped op that names dims or sizes of the outer tensor.
 
     Raises:
-        DispatchError: from the plan, if an inner tensor of the argument or of the result has another size than the
+        DispatchError: from the callable, if an inner tensor of the argument or of the result has another size than the
             outer tensor.
     """
     facts = op_facts(op)
     if is_factory(op) and not any(a.name == "size" for a in facts.arguments):
         return run
-    (index,) = (i for i, a in enumerate(facts.arguments) if a.kind == "tensor" and not a.keyword)
+    (index,) = (i for i, a in enumerate(facts.arguments) if a.role == "tensor" and not a.keyword)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         x = argument(facts, args, kwargs, index)
         _check_sizes(op, x, "argument")
         out = run(*args, **kwargs)
@@ -664,7 +672,7 @@ def with_equal_sizes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
                 _check_sizes(op, result, "result")
         return out
 
-    return plan
+    return wrapped
 
 
 def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
@@ -689,17 +697,19 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
             )
 
 
-def or_whole(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Wraps the plan of a slice: the slice of a whole dimension is an alias of the value.
+def with_alias_of_whole_slice(
+    run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Wraps the callable of a slice: the slice of a whole dimension is an alias of the value.
 
     PyTorch does not call such a slice if the size is an int, as in ``x[:, 1]``. It calls it if the size is a symbol.
 
     Raises:
-        DispatchError: from the plan, if an inner tensor that is shorter than the value has fewer of the elements.
+        DispatchError: from the callable, if an inner tensor that is shorter than the value has fewer of the elements.
     """
     alias = functools.cache(make_alias)
 
-    def plan(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+    def wrapped(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
         is_whole = _is_default(start, 0) and _is_default(end, sys.maxsize) and _is_default(step, 1)
         if is_whole:
             return alias()(x)
@@ -707,18 +717,18 @@ def or_whole(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any
         _check_not_cut(x, out, dim)
         return out
 
-    return plan
+    return wrapped
 
 
 def _check_not_cut(x: Any, out: Any, dim: int) -> None:
     cls = type(x)
     for field in cls.__spec__.inners if type(out) is cls else ():  # not for a materialized result
-        t, part = x.__dict__[field.attribute], out.__dict__[field.attribute]
-        if t is None or part is None or t.dim() != x.dim() or type(out.shape[dim]) is not int:
+        t, cut = x.__dict__[field.attribute], out.__dict__[field.attribute]
+        if t is None or cut is None or t.dim() != x.dim() or type(out.shape[dim]) is not int:
             continue
         if (
             known_to_differ(t.shape[dim : dim + 1], x.shape[dim : dim + 1])
-            and part.shape[dim] < out.shape[dim]
+            and cut.shape[dim] < out.shape[dim]
         ):
             raise DispatchError(
                 f"aten.slice on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors: "
@@ -728,22 +738,24 @@ def _check_not_cut(x: Any, out: Any, dim: int) -> None:
             )
 
 
-def or_same(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Wraps the plan of ``view``: the view by a value's own size is an alias of the value.
+def with_alias_of_same_size(
+    run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Wraps the callable of ``view``: the view by a value's own size is an alias of the value.
 
     An autograd function calls it to return an argument, as PyTorch's function for the backward hooks of a module does.
     """
     alias = functools.cache(make_alias)
 
-    def plan(x: Any, size: Any) -> Any:
+    def wrapped(x: Any, size: Any) -> Any:
         is_same = len(size) == x.dim() and not any(map(may_differ, size, x.shape))
         return alias()(x) if is_same else run(x, size)
 
-    return plan
+    return wrapped
 
 
 # Ops that may return an alias of a value.
-WHOLE = {aten.slice.Tensor: or_whole, aten.view.default: or_same}
+ALIASING_IF_SAME = {aten.slice.Tensor: with_alias_of_whole_slice, aten.view.default: with_alias_of_same_size}
 
 
 def _is_default(given: Any, number: int) -> bool:
@@ -766,13 +778,13 @@ _APPENDING = frozenset(
 
 
 def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of a mapped op: the first dims of an inner tensor with further dims are the outer dims.
+    """Wraps the callable of a mapped op: the first dims of an inner tensor with further dims are the outer dims.
 
     A negative dim counts from the last outer dim, which is not the last dim of such an inner tensor. Sizes, and
     repeats, apply to the first dims too.
 
     Raises:
-        DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does. Also if it
+        DispatchError: from the callable, if the op changes the further dims, as a sum over all dims does. Also if it
             selects other elements of an inner tensor of another size than of the value.
     """
     facts, cls = op_facts(op), cls._value_cls
@@ -785,7 +797,7 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
     # A scale of size [out, 1] has the dims of the value, which a view moves with them.
     keeps_ones = (is_view(op) and not is_sized) or op is aten.expand.default
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         x: Any = args[0]
         if not isinstance(x, cls):
             x = next(t for t in tensors_in(args, kwargs) if isinstance(t, cls))
@@ -806,7 +818,7 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
                 _check_further_dims(op, x, result, further)
         return out
 
-    return plan
+    return wrapped
 
 
 def _with_further_dims(op: OpOverload, x: Any, others: list[str], keeps_ones: bool) -> list[str]:
@@ -824,17 +836,17 @@ def _with_further_dims(op: OpOverload, x: Any, others: list[str], keeps_ones: bo
 
 
 def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of a pointwise op: the elements of a plain operand match the elements of the value.
+    """Wraps the callable of a pointwise op: the elements of a plain operand match the elements of the value.
 
     Raises:
-        DispatchError: from the plan, if an inner tensor's elements do not match. An inner tensor of the value's size
-            matches. So does one that expands to it, as one row for all does, if the operand would not expand it.
+        DispatchError: from the callable, if an inner tensor's elements do not match. An inner tensor of the value's
+            size matches. So does one that expands to it, as one row for all does, if the operand would not expand it.
     """
-    if sum(a.kind != "other" for a in op_facts(op).arguments) < 2 or has_one_size(cls):
+    if sum(a.role != "other" for a in op_facts(op).arguments) < 2 or has_one_size(cls):
         return run
     attributes = cls.__spec__.attributes
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         plain, x = None, None
         for t in args:
             if isinstance(t, cls):
@@ -847,22 +859,22 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
             )
         return run(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
 def _of_other_sizes(x: Any, attributes: tuple[str, ...]) -> list[str]:
     """Returns the names of inner tensors with another size than the value; each call of a mapped op calls this."""
-    held, size, found = x.__dict__, x.shape, []
+    held, size, names = x.__dict__, x.shape, []
     for name in attributes:
         t = held[name]
         if t is None:
             continue
         if t.__class__ is Tensor or all(n.__class__ is int for n in (*size, *t.shape)):
             if t.shape != size:
-                found.append(name)
+                names.append(name)
         elif known_to_differ(t.shape, size):  # a comparison of symbols would guard on them
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _check_same_elements(op: OpOverload, x: Any, others: list[str], plains: list[Tensor]) -> None:
@@ -875,9 +887,9 @@ def _check_same_elements(op: OpOverload, x: Any, others: list[str], plains: list
 def _run_from_front(
     op: OpOverload, run: Callable[..., Any], x: Any, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
-    """Runs the plan of an op with dims that are counted from the front."""
+    """Runs the callable of an op with dims that are counted from the front."""
     arguments = op_facts(op).arguments
-    named = [i for i, a in enumerate(arguments) if a.name in _DIMS and a.kind == "other"]
+    named = [i for i, a in enumerate(arguments) if a.name in _DIMS and a.role == "other"]
     while named and len(args) <= named[-1] and (default := arguments[len(args)].default):
         args += default
     is_sized = op is not aten.unfold.default and not op_facts(op).written  # the size of `unfold` is a window
@@ -937,7 +949,7 @@ def leading_run(cls: Any, op: OpOverload) -> Call:
     if op in _OF_TWO_DIMS:  # which a tensor of more dims does not have
         run = leading_run(cls, _OF_TWO_DIMS[op])
         return lambda x: run(x, 0, int(x.dim() > 1))
-    return joining_parts(cls, op, with_outer_dims(cls, op, map_run(cls, op)))
+    return with_joined_zeros(cls, op, with_outer_dims(cls, op, map_run(cls, op)))
 
 
 # ---- errors ------------------------------------------------------------------------------------------------
@@ -977,10 +989,10 @@ def _whole_of(op: OpOverload) -> str:
         return ""
     if not any(is_composite(getattr(packet, overload)) for overload in packet.overloads()):
         return ""
-    found = resolve_name(func) or ""
-    if found.startswith("torch.Tensor."):
-        found = f"torch.{name}" if hasattr(torch, name) else ""
-    return found
+    whole = resolve_name(func) or ""
+    if whole.startswith("torch.Tensor."):
+        whole = f"torch.{name}" if hasattr(torch, name) else ""
+    return whole
 
 
 _OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})

@@ -81,7 +81,7 @@ def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
     out = with_inners(x, inners, layout)
     if mark:
         out.__dict__[mark] = True
-    if RANKS in x.__dict__:  # a result computed from the gradient of a part belongs to a part
+    if RANKS in x.__dict__:  # a result computed from the gradient of a shard belongs to a shard
         out.__dict__[RANKS] = x.__dict__[RANKS]
     return out
 
@@ -89,7 +89,7 @@ def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
 def joint_norm(x: Any, norms: dict[str, Tensor], ord: Any) -> Tensor:
     """Returns the norm of a gradient from the norm of each inner tensor.
 
-    If several ranks have a part each, PyTorch combines their norms. The norm of an inner tensor that every rank has
+    If several ranks have a shard each, PyTorch combines their norms. The norm of an inner tensor that every rank has
     whole is divided, so that it counts once.
     """
     ranks, whole = x.__dict__.get(RANKS, (1, ()))

@@ -23,17 +23,17 @@ from subclasses._torch import (
     with_lazy_bits,
 )
 from subclasses.autograd.above import (
-    run_by_formula,
-    run_copy,
-    run_each_op,
-    run_native,
-    run_open,
-    run_rule_by_formula,
-    run_view_rule,
-    run_write,
-    where_opened,
+    with_autograd,
+    with_checked_view_rule,
+    with_each_op,
+    with_formula,
+    with_formula_of_copy,
+    with_formula_of_rule,
+    with_open_operands,
+    with_run_above,
+    with_written_copies,
 )
-from subclasses.autograd.by_formula import noting_results
+from subclasses.autograd.by_formula import with_formula_marks
 from subclasses.autograd.detach import in_one_step
 from subclasses.autograd.engine_ops import (
     with_absent_gradients,
@@ -51,20 +51,20 @@ from subclasses.dispatch.fallbacks import (
     naming_whole,
     wrappers_in,
 )
-from subclasses.dispatch.mapping import WHOLE, is_factory
+from subclasses.dispatch.mapping import ALIASING_IF_SAME, is_factory
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.strided import with_checked_strides, with_checked_views
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.higher_order.dispatch import higher_order_run
-from subclasses.ops.aliasing import (
+from subclasses.op_schemas.aliasing import (
     with_aliasing,
     with_counted_writes,
     with_kept_writes,
     with_versions_of_base,
 )
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.mapping_conflicts import with_rules_above
 from subclasses.rules.registry import find_op_rule, find_tag_rule, has_formula
@@ -90,7 +90,7 @@ class Step(StrEnum):
     HIGHER_ORDER = "higher-order"  # an op that takes functions, such as cond
     COTANGENT = "cotangent"  # the table of the class's cotangents
     RULE = "rule"  # of the author, for this very op
-    DERIVED = "derived"  # an in-place or out= op, from the plan of its functional counterpart
+    DERIVED = "derived"  # an in-place or out= op, from the callable of its functional counterpart
     INNERS = "inners"  # an op such as detach, on each inner tensor, unless its arguments change the structure
     TAG_RULE = "tag rule"  # of the author, for a tag of the op
     DECOMPOSITION = "decomposition"  # PyTorch's: of a composite op, and of others where the class allows it
@@ -101,7 +101,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Resolution:
     """How an op runs.
 
     Attributes:
@@ -109,7 +109,7 @@ class Plan:
         run: The callable.
         source: For a derived op its functional counterpart, and the step that applies to the counterpart.
         functional: For a derived op the callable of its functional counterpart.
-        stages: The names of the stages around it, from the innermost.
+        layers: The names of the layers around it, from the innermost.
         by_formula: Whether the rule that runs has PyTorch's formula as its derivative.
     """
 
@@ -117,7 +117,7 @@ class Plan:
     run: Call
     source: tuple[OpOverload, Step] | None = None
     functional: Call | None = None
-    stages: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
     by_formula: bool = False
 
     @property
@@ -135,142 +135,146 @@ class Plan:
 # ---- the order ---------------------------------------------------------------------------------------------
 
 
-def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
-    """Returns the plan of the first resolution step that applies to an op, with its stages around it."""
+def resolve(cls: Any, op: OpOverload | HigherOrderOperator) -> Resolution:
+    """Returns the first resolution step that applies to an op, and its callable with the layers around it."""
     if isinstance(op, HigherOrderOperator):
-        return Plan(Step.HIGHER_ORDER, higher_order_run(cls, op))
+        return Resolution(Step.HIGHER_ORDER, higher_order_run(cls, op))
     if cls._is_cotangent:
         keeps_structure, run = cotangent_run(cls, op, partial(_find_own, op))
         cuts_rows = op is aten.slice.Tensor and cls.__spec__.fallback == "materialize"
-        if op in WHOLE and not cls._traits.is_mapped and not cuts_rows:
-            run = WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
+        if op in ALIASING_IF_SAME and not cls._traits.is_mapped and not cuts_rows:
+            run = ALIASING_IF_SAME[op](run, lambda: resolve(cls, aten.alias.default).run)
         run = with_counted_writes(cls._value_cls, op, with_absent_gradients(op, run))
-        return Plan(Step.INNERS if keeps_structure else Step.COTANGENT, run)
-    plan = _plan_before_fallback(cls, op) or Plan(Step(fallback_step(cls, op)), fallback_run(cls, op))
-    run, names = plan.run, list[str]()
-    for name, wrap in _stages(cls, op, plan, names):
+        return Resolution(Step.INNERS if keeps_structure else Step.COTANGENT, run)
+    resolution = _resolve_before_fallback(cls, op) or Resolution(
+        Step(fallback_step(cls, op)), fallback_run(cls, op)
+    )
+    run, names = resolution.run, list[str]()
+    for name, wrap in _layers(cls, op, resolution, names):
         wrapped = wrap(run)
         if wrapped is not run:
             names.append(name)
         run = wrapped
-    return replace(plan, run=run, stages=tuple(names))
+    return replace(resolution, run=run, layers=tuple(names))
 
 
-def _stages(cls: Any, op: OpOverload, plan: Plan, names: list[str]) -> Iterator[tuple[str, Wrap]]:
-    """Yields the stages of an op by name, from the innermost; a stage may return its argument.
+def _layers(cls: Any, op: OpOverload, resolution: Resolution, names: list[str]) -> Iterator[tuple[str, Wrap]]:
+    """Yields the layers of an op by name, from the innermost; a layer may return its argument.
+
+    A layer wraps the callable of a step, for cotangents, views, writes or autograd, whatever the step is.
 
     Args:
         cls: The class.
         op: The op.
-        plan: The plan of the step that applies.
-        names: The stages that have been added so far.
+        resolution: The step that applies, and its callable.
+        names: The layers that have been added so far.
     """
-    facts, step, by_library = op_facts(op), plan.step, not plan.by_rule
-    if op in WHOLE and by_library and (step != Step.MAP or op is aten.slice.Tensor):
-        yield "whole", partial(_run_whole, cls, op)
+    facts, step, by_library = op_facts(op), resolution.step, not resolution.by_rule
+    if op in ALIASING_IF_SAME and by_library and (step != Step.MAP or op is aten.slice.Tensor):
+        yield "whole", partial(_with_alias_if_same, cls, op)
     if step in (Step.MAP, Step.VIEWS) or (step == Step.MATERIALIZE and not cls._traits.is_representation):
         yield "rules above", partial(with_rules_above, cls, op)
-    yield from _gradient_stages(cls, op, plan)
+    yield from _gradient_layers(cls, op, resolution)
     if step != Step.RULE:
         yield "sharding", partial(with_sharding, cls, op)
     is_each_inner = step == Step.INNERS and not names
     if op in COPYING_OPS:
         yield "marks", partial(with_marks, cls, op)
     if facts.viewed and step != Step.DECOMPOSITION:  # each of its ops has these itself
-        yield from _view_stages(cls, op, plan)
+        yield from _view_layers(cls, op, resolution)
     if facts.written:
         yield "counted writes", partial(with_counted_writes, cls, op)
     if cls._runs_above:
-        yield "above autograd", partial(_run_recorded, cls, op, plan)
+        yield "above autograd", partial(_with_recording, cls, op, resolution)
     if op is aten.detach.default and is_each_inner:
         yield "one step", partial(in_one_step, cls)
 
 
-def _view_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
-    if plan.step != Step.INNERS:
+def _view_layers(cls: Any, op: OpOverload, resolution: Resolution) -> Iterator[tuple[str, Wrap]]:
+    if resolution.step != Step.INNERS:
         yield "checked strides", partial(with_checked_strides, cls, op)
-    if plan.by_rule:
+    if resolution.by_rule:
         yield "checked views", partial(with_checked_views, cls, op)
-    how = {"is_copy": plan.step == Step.MATERIALIZE, "by_rule": plan.by_rule}
+    how = {"is_copy": resolution.step == Step.MATERIALIZE, "by_rule": resolution.by_rule}
     yield "versions of base", lambda run: with_versions_of_base(op, run, **how)
 
 
-def _gradient_stages(cls: Any, op: OpOverload, plan: Plan) -> Iterator[tuple[str, Wrap]]:
-    """Yields the stages for cotangents and for Parameters."""
+def _gradient_layers(cls: Any, op: OpOverload, resolution: Resolution) -> Iterator[tuple[str, Wrap]]:
+    """Yields the layers for cotangents and for Parameters."""
     if cls._traits.trainable:
         yield "training", partial(with_training, cls, op)
     is_structure = cls._traits.has_cotangents and not cls._traits.is_representation
-    if op in _SUMS and is_structure and not (plan.step == Step.MAP and plan.source is None):
+    if op in _SUMS and is_structure and not (resolution.step == Step.MAP and resolution.source is None):
         yield "engine sums", partial(with_engine_sums, cls)
     yield "absent gradients", partial(with_absent_gradients, op)
 
 
-def _run_whole(cls: Any, op: OpOverload, run: Call) -> Call:
-    return WHOLE[op](run, lambda: choose_plan(cls, aten.alias.default).run)
+def _with_alias_if_same(cls: Any, op: OpOverload, run: Call) -> Call:
+    return ALIASING_IF_SAME[op](run, lambda: resolve(cls, aten.alias.default).run)
 
 
-def _run_above(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
-    """Wraps the plan of an op for a call where autograd records."""
+def _with_call_above(cls: Any, op: OpOverload, resolution: Resolution, run: Call) -> Call:
+    """Wraps the callable of an op for a call where autograd records."""
     facts = op_facts(op)
-    if plan.step == Step.DECOMPOSITION:
-        return run_each_op(run)
+    if resolution.step == Step.DECOMPOSITION:
+        return with_each_op(run)
     # Zeros of a value's size do not depend on the value.
     makes_like = op is not aten._to_copy.default and is_factory(op)
-    if plan.step == Step.MATERIALIZE and not makes_like:
-        found = run_by_formula(op, run)
-        return where_opened(_run_whole(cls, op, found), run) if op in WHOLE else found
-    if plan.by_formula and op not in COPYING_OPS:
-        return run_rule_by_formula(op, run)
+    if resolution.step == Step.MATERIALIZE and not makes_like:
+        above = with_formula(op, run)
+        return with_run_above(_with_alias_if_same(cls, op, above), run) if op in ALIASING_IF_SAME else above
+    if resolution.by_formula and op not in COPYING_OPS:
+        return with_formula_of_rule(op, run)
     is_out = any(facts.arguments[i].keyword for i in facts.written)
     if facts.written and not (is_out or facts.changes_metadata or op in _FILLING):
-        return run_write(op, run, plan.functional, by_rule=plan.by_rule)
-    if facts.viewed and plan.by_rule:
-        return run_view_rule(op, run)
+        return with_written_copies(op, run, resolution.functional, by_rule=resolution.by_rule)
+    if facts.viewed and resolution.by_rule:
+        return with_checked_view_rule(op, run)
     computes = set(facts.returns) != {"other"} and not (facts.viewed or makes_like)
     if facts.written or not computes:
-        return run_native(op, run)
+        return with_autograd(op, run)
     if op in COPYING_OPS:
-        return run_copy(op, run) if plan.by_rule else run_native(op, run)
-    return run_open(run)
+        return with_formula_of_copy(op, run) if resolution.by_rule else with_autograd(op, run)
+    return with_open_operands(run)
 
 
-def _run_recorded(cls: Any, op: OpOverload, plan: Plan, run: Call) -> Call:
-    """Wraps the plan of an op where autograd records: it runs above autograd, and marks results by formula."""
-    run = _run_above(cls, op, plan, run)
+def _with_recording(cls: Any, op: OpOverload, resolution: Resolution, run: Call) -> Call:
+    """Wraps the callable of an op where autograd records: it runs above autograd, and marks results by formula."""
+    run = _with_call_above(cls, op, resolution, run)
     if not cls._has_formulas or op is aten.detach.default:
         return run
     # A copy keeps the mark of its operand, also if a rule makes it.
-    return noting_results(run, by_rule=plan.by_formula and op not in COPYING_OPS)
+    return with_formula_marks(run, by_rule=resolution.by_formula and op not in COPYING_OPS)
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
-    """Returns the name of the step that applies, without building the plan of a fallback."""
-    plan = _plan_before_fallback(cls, op)
-    return plan.name if plan is not None else fallback_step(cls, op)
+    """Returns the name of the step that applies, without building the callable of a fallback."""
+    resolution = _resolve_before_fallback(cls, op)
+    return resolution.name if resolution is not None else fallback_step(cls, op)
 
 
 def _find_own(op: OpOverload, cls: Any) -> Call | None:
-    plan = _exact(cls, op)
-    return None if plan is None else plan.run
+    resolution = _exact(cls, op)
+    return None if resolution is None else resolution.run
 
 
-def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:
-    plans = (step(cls, op) for step in (_exact, _derived, _structural, _tagged, _decomposed))
-    return next((plan for plan in plans if plan is not None), None)
+def _resolve_before_fallback(cls: Any, op: OpOverload) -> Resolution | None:
+    resolutions = (step(cls, op) for step in (_exact, _derived, _structural, _tagged, _decomposed))
+    return next((resolution for resolution in resolutions if resolution is not None), None)
 
 
-def _exact(cls: Any, op: OpOverload) -> Plan | None:
+def _exact(cls: Any, op: OpOverload) -> Resolution | None:
     rule = find_op_rule(cls, op)
     if rule is None:
         return None
-    run = _run_rule(cls, op, rule)
+    run = _with_rule_checks(cls, op, rule)
     if op is aten.copy_.default:
         run = with_note_on_copies(cls, rule, run)
     run = with_kept_writes(cls, op, f"the rule {describe(rule)}", run)
-    return Plan(Step.RULE, with_aliasing(op, run), by_formula=_is_by_formula(cls, rule))
+    return Resolution(Step.RULE, with_aliasing(op, run), by_formula=_is_by_formula(cls, rule))
 
 
-def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
+def _with_rule_checks(cls: Any, op: OpOverload, rule: Call) -> Call:
     refuse = () if _is_left_to_python(op) else (partial(check_refusal, cls, op, rule),)
     rule = with_numbers(rule)
     run: Call = with_lazy_bits(partial(with_results_of(cls, op, rule, *refuse), op))
@@ -282,27 +286,27 @@ def _is_left_to_python(op: OpOverload) -> bool:
     return is_of_operator(op) and op not in _EQUALITY
 
 
-def _derived(cls: Any, op: OpOverload) -> Plan | None:
-    """Returns the plan of an in-place or ``out=`` op, from the plan of its functional counterpart."""
+def _derived(cls: Any, op: OpOverload) -> Resolution | None:
+    """Returns the resolution of an in-place or ``out=`` op, by the resolution of its functional counterpart."""
     functional = functional_counterpart(op)
     if functional is None:
         return None
     for step in (_exact, _tagged, _decomposed):
-        plan = step(cls, functional)
-        if plan is not None:
-            run, source = write_result(cls, op, plan.run), (functional, plan.step)
-            return Plan(Step.DERIVED, run, source, plan.run, by_formula=plan.by_formula)
+        resolution = step(cls, functional)
+        if resolution is not None:
+            run, source = write_result(cls, op, resolution.run), (functional, resolution.step)
+            return Resolution(Step.DERIVED, run, source, resolution.run, by_formula=resolution.by_formula)
     return None
 
 
-def _structural(cls: Any, op: OpOverload) -> Plan | None:
+def _structural(cls: Any, op: OpOverload) -> Resolution | None:
     run = structural.find_structural(op)
     if run is None:
         return None
     other = functools.cache(partial(fallback_run, cls, op))
     computes_dtype = cls.__spec__.has_outer and op in (aten._to_copy.default, aten.empty_like.default)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         if structural.preserves_structure(cls, op, args, kwargs):
             out = run(*args, **kwargs)
             if not computes_dtype or structural.has_asked_dtype(cls, out, kwargs):
@@ -312,30 +316,30 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
             structural.raise_dtype_stays(cls, op, out, kwargs)
         return out
 
-    return Plan(Step.INNERS, plan)
+    return Resolution(Step.INNERS, wrapped)
 
 
-def _tagged(cls: Any, op: OpOverload) -> Plan | None:
+def _tagged(cls: Any, op: OpOverload) -> Resolution | None:
     if op_facts(op).written or set(op_facts(op).returns) == {"other"}:
         return None  # such as `equal`, which is a pointwise op to PyTorch and returns a bool
     rule = find_tag_rule(cls, op)
     if rule is None:
         return None
-    run = with_aliasing(op, _run_rule(cls, op, rule))
-    return Plan(Step.TAG_RULE, run, by_formula=_is_by_formula(cls, rule))
+    run = with_aliasing(op, _with_rule_checks(cls, op, rule))
+    return Resolution(Step.TAG_RULE, run, by_formula=_is_by_formula(cls, rule))
 
 
 def _is_by_formula(cls: Any, rule: Call) -> bool:
     return cls._traits.is_representation or has_formula(rule)
 
 
-def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
+def _decomposed(cls: Any, op: OpOverload) -> Resolution | None:
     if is_composite(op):
-        return Plan(Step.DECOMPOSITION, decompose_run(op))
+        return Resolution(Step.DECOMPOSITION, decompose_run(op))
     allowed = cls.__spec__.decompose
     is_allowed = allowed is True or (allowed and op in allowed)
     if is_allowed and (function := python_decomposition(op)) is not None:
-        return Plan(Step.DECOMPOSITION, with_aliasing(op, naming_whole(cls, op, function)))
+        return Resolution(Step.DECOMPOSITION, with_aliasing(op, naming_whole(cls, op, function)))
     return None
 
 
@@ -374,7 +378,7 @@ def _defers(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     if not others or find_op_rule(cls, op) is not None:
         return False
     if cls._traits.trainable and takes_lists(op):
-        return False  # its plan leaves elements of other classes to them
+        return False  # it leaves elements of other classes to them
     if op is aten.add.Tensor and all(map(is_mapped_cotangent, (cls, *others))):
         return False  # gradients of one plain operand
     inside = {layout.cls for x in wrappers_in(cls, args) for _, layout in x._layout.nested}

@@ -21,7 +21,7 @@ from subclasses._torch_callers import fsdp_ranks, sharding_caller
 from subclasses._torch_distributed import undo_refused_sharding
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
-from subclasses.spec.values import OF_PARAMETER, PART, is_of_parameter, map_inners
+from subclasses.spec.values import OF_PARAMETER, SHARD, is_of_parameter, map_inners
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ undo_refused_sharding(DispatchError)
 
 
 def with_sharding(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op that FSDP2, a checkpoint or a DTensor calls on a value; others stay unwrapped."""
+    """Wraps the callable of an op that FSDP2, a checkpoint or a DTensor calls on a value; others stay unwrapped."""
     tables = _TABLES if cls.__spec__.fallback == "materialize" else {"fsdp": _FSDP}
     answers = {who: table[op] for who, table in tables.items() if op in table}
     if "dtensor" in tables and op.name() in COLLECTIVES:
@@ -40,11 +40,11 @@ def with_sharding(cls: Any, op: OpOverload, run: Call) -> Call:
         return run
 
     @functools.wraps(run)
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         answer = answers.get(sharding_caller()) if isinstance(x, cls) else None
         return run(x, *args, **kwargs) if answer is None else answer(run, x, *args, **kwargs)
 
-    return plan
+    return wrapped
 
 
 # ---- cutting -----------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
 
     Raises:
         DispatchError: the value requires grad and its class is not trainable. Also if it is cut along another dim or
-            unevenly, or represents other elements than its parts.
+            unevenly, or represents other elements than its shards.
     """
     cls, rows = type(x), x.size(0)
     if x.requires_grad and not cls._traits.trainable:
@@ -79,8 +79,8 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             code="shard-refused",
             hint="let shard_placement_fn return Shard(0) or None for it, or pass it in ignored_params",
         )
-    parts = [rows_of(x, start, start + size) for start in range(0, rows, size)] or [x]
-    if (rows and rows % size) or fsdp_ranks() not in (None, len(parts)):
+    shards = [rows_of(x, start, start + size) for start in range(0, rows, size)] or [x]
+    if (rows and rows % size) or fsdp_ranks() not in (None, len(shards)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)} of size {tuple(x.shape)}: FSDP2 gathers equal numbers of rows of values "
             "that are not plain tensors",
@@ -88,7 +88,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             hint="pass it to fully_shard in ignored_params, or make dim 0 divisible by the ranks",
         )
     _check_cut(x, size)
-    if not (x.is_meta or _are_rows(x, parts)):
+    if not (x.is_meta or _are_rows(x, shards)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)}: its rows differ from a value of the same rows of its inner tensors, so it "
             "cannot be cut",
@@ -96,7 +96,7 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             hint="pass it to fully_shard in ignored_params, or write rules for torch.ops.aten.split.Tensor, "
             "slice.Tensor, new_zeros and view",
         )
-    return parts
+    return shards
 
 
 def _handwritten_inside(x: Any) -> str:
@@ -110,26 +110,26 @@ def _handwritten_inside(x: Any) -> str:
 
 
 def _check_cut(x: Any, size: int) -> None:
-    """Raises DispatchError if the hooks cannot infer from its rows whether an inner tensor of a part was cut."""
+    """Raises DispatchError if the hooks cannot infer from its rows whether an inner tensor of a shard was cut."""
     for name in x._layout.present:
         t = x.__dict__[name]
         if t.dim() and t.size(0) == size != x.size(0):
             raise DispatchError(
                 f"fully_shard of {one_of(type(x))}: the inner tensor {name} of size {tuple(t.shape)} stays whole on "
-                "each rank, and has as many rows as the part of a rank",
+                "each rank, and has as many rows as the shard of a rank",
                 code="shard-refused",
                 hint="choose another number of ranks, or pass the Parameter to fully_shard in ignored_params",
             )
 
 
-def _are_rows(x: Any, parts: list[Any]) -> bool:
-    """Whether the parts together represent the same tensor as the whole; True if the class does not materialize."""
+def _are_rows(x: Any, shards: list[Any]) -> bool:
+    """Whether the shards together represent the same tensor as the whole; True if the class does not materialize."""
     if not any(is_cut(x, x.__dict__[name]) for name in x._layout.present):
         return False
     if not type(x).__spec__.has_materialize:
         return True
     try:
-        cut = torch.cat([materialize_apart(part) for part in parts])
+        cut = torch.cat([materialize_apart(shard) for shard in shards])
     except (RuntimeError, IndexError, ValueError):  # of inner tensors that do not fit together any more
         return False
     return _are_same(materialize_apart(x), cut)
@@ -161,7 +161,7 @@ def is_cut(x: Any, t: Tensor) -> bool:
     return x.dim() > 0 and t.dim() > 0 and t.size(0) == x.size(0)
 
 
-# ---- ops of FSDP2 on a part --------------------------------------------------------------------------------
+# ---- ops of FSDP2 on a shard -------------------------------------------------------------------------------
 
 
 def _slice(x: Any, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
@@ -177,7 +177,7 @@ def new_zeros(x: Any, size: Any, **kwargs: Any) -> Any:
 def _map_cut(x: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Tensor], Tensor]) -> Any:
     """Returns a value with ``change(t)`` in place of inner tensors that are cut, and ``keep(t)`` of the others.
 
-    If the class is trainable, optimizers may update a part of a Parameter as they update the Parameter.
+    If the class is trainable, optimizers may update a shard of a Parameter as they update the Parameter.
     """
 
     def replace(_: Any, t: Any) -> Any:
@@ -186,14 +186,14 @@ def _map_cut(x: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Tensor]
         return _map_cut(t, change, keep) if hasattr(type(t), "__spec__") else change(t)
 
     out = map_inners(x, replace)
-    out.__dict__[PART] = True
+    out.__dict__[SHARD] = True
     if is_of_parameter(x) and type(x)._traits.trainable:
         out.__dict__[OF_PARAMETER] = True
     return out
 
 
 def _view(x: Any, size: Any) -> Any:
-    """Returns the value itself: FSDP2 keeps a flat view of a part, and reads it only for plain tensors."""
+    """Returns the value itself: FSDP2 keeps a flat view of a shard, and reads it only for plain tensors."""
     return x.detach()
 
 
@@ -226,27 +226,27 @@ def narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
             code="shard-refused",
             hint="load it with the placements and as many ranks as it was saved with",
         )
-    part = _slice(x, dim, start, stop)
+    shard = _slice(x, dim, start, stop)
     inners = [x.__dict__[name] for name in x._layout.present]
     fits = any(is_cut(x, t) for t in inners)
     # A gradient, or an optimizer's state made of gradients, represents no plain tensor to compare.
     if fits and not x._layout.cotangent and not x.is_meta:
-        fits = _are_same(materialize_apart(x)[start:stop], materialize_apart(part))
+        fits = _are_same(materialize_apart(x)[start:stop], materialize_apart(shard))
     if not fits:
         raise DispatchError(
             f"{refused}its rows differ from a value of the same rows of its inner tensors",
             code="shard-refused",
             hint="load it with as many ranks as saved it, or write rules for torch.ops.aten.slice.Tensor and view",
         )
-    return part
+    return shard
 
 
-# ---- ops of a DTensor on a part ----------------------------------------------------------------------------
+# ---- ops of a DTensor on a shard ---------------------------------------------------------------------------
 
 
 def _gather(run: Call, x: Any, *group: Any) -> Any:
-    """Joins the rows of all ranks of a part that FSDP2 made, or of its gradients; other values run ``run``."""
-    if PART not in x.__dict__ and not x._layout.cotangent:
+    """Joins the rows of all ranks of a shard that FSDP2 made, or of its gradients; other values run ``run``."""
+    if SHARD not in x.__dict__ and not x._layout.cotangent:
         return run(x, *group)
     gather, wait = torch.ops._c10d_functional.all_gather_into_tensor, torch.ops._c10d_functional.wait_tensor
     return _map_cut(x, lambda t: wait(gather(t.contiguous(), *group)), lambda t: t)
@@ -254,7 +254,7 @@ def _gather(run: Call, x: Any, *group: Any) -> Any:
 
 def _complete(run: Call, x: Any) -> Any:
     """Returns the result of :func:`_gather`, for which no collective is pending."""
-    return x.detach() if PART in x.__dict__ or x._layout.cotangent else run(x)
+    return x.detach() if SHARD in x.__dict__ or x._layout.cotangent else run(x)
 
 
 def same_size(run: Call, x: Any, size: Any) -> Any:

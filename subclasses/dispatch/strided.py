@@ -18,8 +18,8 @@ from subclasses._torch import OpOverload, is_tracing, storage_key
 from subclasses._torch_tracing import unseen
 from subclasses.autograd.calling import CALLING
 from subclasses.errors import DispatchError, one_of, way_out
-from subclasses.ops.aliasing import with_aliasing
-from subclasses.ops.schema import op_facts
+from subclasses.op_schemas.aliasing import with_aliasing
+from subclasses.op_schemas.schema import op_facts
 from subclasses.rules.registry import all_rules, find_op_rule
 from subclasses.spec.shapes import is_dense, tells_strides
 from subclasses.spec.values import (
@@ -36,14 +36,14 @@ STRIDED_OPS = frozenset({aten.as_strided.default, aten.as_strided_copy.default})
 
 
 def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
-    """Returns the plan of ``as_strided`` for the ``"map"`` fallback.
+    """Returns the callable of ``as_strided`` for the ``"map"`` fallback.
 
     Raises:
-        DispatchError: from the plan, if an inner tensor has another size or stride than the outer tensor.
+        DispatchError: from the callable, if an inner tensor has another size or stride than the outer tensor.
     """
     spec = cls.__spec__
 
-    def plan(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    def run(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
         if list(size) == list(x.shape) and list(stride) == list(x.stride()):
             check_distinguishable(x)
         results = []
@@ -60,7 +60,7 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
             results.append(t)
         return with_inners(x, results)
 
-    return with_aliasing(op, plan)
+    return with_aliasing(op, run)
 
 
 def _further_dims(x: Any, t: Any) -> tuple[int, Sequence[Any], Sequence[Any]]:
@@ -110,7 +110,7 @@ def check_distinguishable(x: Any) -> None:
         rule = find_op_rule(cls, op)
         for i, j in pairs if rule is not None else ():
             out = _swapped(op, x, i, j)
-            if isinstance(out, cls) and _geometry(out) == _geometry(x) and _parts(out) != _parts(x):
+            if isinstance(out, cls) and _geometry(out) == _geometry(x) and _inners_of(out) != _inners_of(x):
                 raise DispatchError(
                     f"{aten.as_strided.default} on {one_of(cls)} of size {tuple(x.shape)} and stride {x.stride()}, "
                     f"with which torch.compile remakes views of its arguments: the result of the rule for {op} has "
@@ -142,7 +142,7 @@ def _geometry(x: Tensor) -> tuple[Any, ...]:
     return tuple(x.shape), x.stride(), x.storage_offset()
 
 
-def _parts(x: Any) -> tuple[Any, ...]:
+def _inners_of(x: Any) -> tuple[Any, ...]:
     """Returns the layout, memory and geometry that differ between a value and another view of its inner tensors."""
     return x._layout, [(storage_key(t), _geometry(t)) for t in innermost(x)]
 
@@ -165,39 +165,40 @@ def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
     """Wraps a view by a rule: it must share the memory of its operand if ``x[index] = value`` writes to it.
 
     Raises:
-        DispatchError: from the plan, if it has memory of its own, to which the write would go and be lost.
+        DispatchError: from the callable, if it has memory of its own, to which the write would go and be lost.
     """
 
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         target = CALLING.target
         if target is None or not isinstance(out, Tensor) or memory_of(target).isdisjoint(memory_of(x)):
             return out
         if not lies_within(out, x):
-            kind = "a plain tensor" if type(out) is Tensor else one_of(type(out))
+            result = "a plain tensor" if type(out) is Tensor else one_of(type(out))
             raise DispatchError(
-                f"x[...] = value on {one_of(cls)}: the rule for {op} returned {kind} with memory of its own, in place "
-                "of a view, and a write to it would be lost",
+                f"x[...] = value on {one_of(cls)}: the rule for {op} returned {result} with memory of its own, in "
+                "place of a view, and a write to it would be lost",
                 code="rule-write",
                 hint=f"let it return a {cls.__name__} that holds views of the inner tensors, or use a functional op "
                 "such as torch.where",
             )
         return out
 
-    return plan
+    return wrapped
 
 
 def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a view by a rule of a class with a rule for ``as_strided``: in a trace, its stride and offset are checked.
 
     Raises:
-        DispatchError: from the plan, if they are not a view's, so that the rule for ``as_strided`` would make another.
+        DispatchError: from the callable, if they are not a view's, so that the rule for ``as_strided`` would make
+            another.
     """
     if find_op_rule(cls, aten.as_strided.default) is None or op is aten.as_strided.default:
         return run
     first = cls.__spec__.attributes[0]
 
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         # The inner tensors of a value in a trace are not plain.
         is_value = isinstance(x, cls) and isinstance(out, cls)
@@ -208,7 +209,7 @@ def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
                 _check_strides(cls, op, x, out, op(like, *args, **kwargs))
         return out
 
-    return plan
+    return wrapped
 
 
 def _check_strides(cls: Any, op: OpOverload, x: Tensor, out: Tensor, view: Tensor) -> None:

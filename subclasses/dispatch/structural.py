@@ -17,9 +17,9 @@ from subclasses.autograd.detach import own_gradients
 from subclasses.dispatch.per_inner import records
 from subclasses.dispatch.strided import check_distinguishable
 from subclasses.errors import DispatchError, one_of
-from subclasses.ops.aliasing import with_aliasing, write_into
+from subclasses.op_schemas.aliasing import with_aliasing, write_into
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import OF_PARAMETER, PART, RANKS, is_of_parameter, map_inners
+from subclasses.spec.values import OF_PARAMETER, RANKS, SHARD, is_of_parameter, map_inners
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ Structural = Callable[..., Any]
 
 
 def _map_op(op: OpOverload) -> Structural:
-    """Returns a plan that runs an op on every inner tensor."""
+    """Returns a callable that runs an op on every inner tensor."""
     return lambda x, *args, **kwargs: map_inners(x, lambda _, t: op(t, *args, **_fitting(t, kwargs)))
 
 
@@ -178,7 +178,7 @@ _TABLE: dict[OpOverload, Structural] = {
 
 
 def find_structural(op: OpOverload) -> Structural | None:
-    """Returns the plan of a structure-preserving op, or None for any other op."""
+    """Returns the callable of a structure-preserving op, or None for any other op."""
     run = _TABLE.get(op)
     return None if run is None else with_aliasing(op, run)
 
@@ -251,20 +251,20 @@ COPYING_OPS = frozenset(
 
 
 def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
-    """Wraps a plan so that a copy of a Parameter has its mark, unless autograd records the copy."""
+    """Wraps a callable so that a copy of a Parameter has its mark, unless autograd records the copy."""
     trainable = cls._traits.trainable
 
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         if type(out) is type(x):
             if op is aten.detach.default and in_backward():
                 out = own_gradients(x, out)
             if trainable and is_of_parameter(x) and (op is aten.detach.default or not records((x,))):
                 out.__dict__[OF_PARAMETER] = True
-            if PART in x.__dict__:
-                out.__dict__[PART] = True
+            if SHARD in x.__dict__:
+                out.__dict__[SHARD] = True
             if RANKS in x.__dict__:
                 out.__dict__[RANKS] = x.__dict__[RANKS]
         return out
 
-    return plan
+    return wrapped

@@ -35,8 +35,8 @@ from subclasses.dispatch.per_inner import (
 )
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
-from subclasses.ops.aliasing import argument, bump_versions
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.aliasing import argument, bump_versions
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule, has_op_rules
 from subclasses.spec.values import float_fields, is_of_parameter
 
@@ -57,14 +57,14 @@ def takes_lists(op: OpOverload) -> bool:
         return False
     facts = op_facts(op)
     return (
-        facts.arguments[0].kind == "tensors"
+        facts.arguments[0].role == "tensors"
         and facts.returns in ((), ("tensors",))
         and not any(facts.arguments[i].keyword for i in facts.written)
     )
 
 
 def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op on a trainable class so that optimizers act on inner tensors; others stay unwrapped."""
+    """Wraps the callable of an op that optimizers call on a trainable class, to act on inner tensors."""
     if takes_lists(op):
         return functools.partial(run_lists, op, run)
     if op is aten.copy_.default:
@@ -85,7 +85,7 @@ def _with_steps(cls: Any, op: OpOverload, run: Call) -> Call:
     """Wraps a pointwise op that writes to a Parameter, as ``p.mul_(1 - lr * decay)``: on inner tensors."""
     facts = op_facts(op)
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         for i in facts.written:
             x = argument(facts, args, kwargs, i)
             if isinstance(x, cls) and is_of_parameter(x) and not records((*args, *kwargs.values())):
@@ -95,7 +95,7 @@ def _with_steps(cls: Any, op: OpOverload, run: Call) -> Call:
                 return x
         return run(*args, **kwargs)
 
-    return plan
+    return wrapped
 
 
 def _with_copies(cls: Any, run: Call) -> Call:
@@ -103,7 +103,7 @@ def _with_copies(cls: Any, run: Call) -> Call:
     op = aten.copy_.default
     ruled, mapped = find_op_rule(cls, op) is not None, cls._traits.is_mapped
 
-    def plan(x: Any, source: Any, *args: Any) -> Any:
+    def wrapped(x: Any, source: Any, *args: Any) -> Any:
         if (
             not (ruled or mapped)
             and isinstance(x, cls)
@@ -121,16 +121,16 @@ def _with_copies(cls: Any, run: Call) -> Call:
             )
         return run(x, source, *args)
 
-    return plan
+    return wrapped
 
 
 # ---- states ------------------------------------------------------------------------------------------------
 
 
 def _with_states(cls: Any, op: OpOverload, run: Call) -> Call:
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapped(x: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_of_parameter(x):
             return run(x, *args, **kwargs)
         return remade(x, run_per_inner(cls, op, x, (x, *args), kwargs), cotangent_layout(x._layout))
 
-    return plan
+    return wrapped

@@ -37,10 +37,10 @@ def _collect_view_functions() -> dict[Any, Callable[..., Any]]:
     functions = {}
     for name in sorted(VIEW_NAMES):
         for home in (torch, Tensor):
-            found = getattr(home, name, None)
-            if found is not None:
+            function = getattr(home, name, None)
+            if function is not None:
                 # __torch_function__ receives an attribute such as Tensor.T as its getter.
-                functions[found if callable(found) else found.__get__] = clone_views
+                functions[function if callable(function) else function.__get__] = clone_views
     for name in sorted(VIEW_NAMES | _ONLY_OPS):
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:

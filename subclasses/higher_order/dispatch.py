@@ -35,7 +35,7 @@ from subclasses.spec.values import is_declared
 Call = Callable[..., Any]
 
 
-# ---- the plan ----------------------------------------------------------------------------------------------
+# ---- the callable ----------------------------------------------------------------------------------------------
 
 
 def higher_order_run(cls: Any, op: HigherOrderOperator) -> Call:

@@ -18,7 +18,7 @@ from subclasses.autograd.engine_ops import check_no_cotangents
 from subclasses.errors import DispatchError, one_of
 from subclasses.int8.parts import map_parts, with_row_blocks
 from subclasses.int8.tensor import Int8Tensor
-from subclasses.ops.aliasing import bump_versions
+from subclasses.op_schemas.aliasing import bump_versions
 
 aten = torch.ops.aten
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses.generate.fsdp import Gathered, Part, post_all_gather, pre_all_gather
 from subclasses.int8.parts import with_row_blocks
+from subclasses.methods.fsdp import Gathered, ShardState, post_all_gather, pre_all_gather
 
 
 class Packed(NamedTuple):
@@ -39,13 +39,13 @@ def all_gather_inputs(x: Any, mesh: Any, outer_size: Any, dtype: torch.dtype | N
 
 
 def rebuild_parameter(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
-    """Rebuilds the whole parameter; see :func:`subclasses.generate.fsdp.post_all_gather`."""
+    """Rebuilds the whole parameter; see :func:`subclasses.methods.fsdp.post_all_gather`."""
     if not isinstance(metadata, Packed):
         return post_all_gather(outputs, metadata, out)
     shard, rows = metadata
     parts = {"qdata": outputs[0][:rows], **_unpacked(outputs[1:], shard, rows)}
     inners = dict.fromkeys(type(shard).__spec__.attributes) | parts
-    found = post_all_gather(tuple(parts.values()), Part(shard._layout, inners, tuple(parts), ()), out)
+    found = post_all_gather(tuple(parts.values()), ShardState(shard._layout, inners, tuple(parts), ()), out)
     # FSDP frees the returned tensors between gathers. The scales were copied to storage of their own, so they stay.
     return found and (found[0], outputs)
 

@@ -12,7 +12,7 @@ from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts
 from subclasses.int8.tensor import Int8Tensor
-from subclasses.ops.aliasing import bump_versions
+from subclasses.op_schemas.aliasing import bump_versions
 
 aten = torch.ops.aten
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from subclasses.ops.custom import custom_op
+from subclasses.op_schemas.custom import custom_op
 
 aten = torch.ops.aten
 SUM, MEAN, MAX = 0, 1, 2  # PyTorch's numbers of the modes

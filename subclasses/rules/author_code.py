@@ -51,9 +51,9 @@ def steps_of(code: types.CodeType) -> list[Step]:
     steps: list[Step] = []
     for instruction in dis.get_instructions(code):
         opname, name = instruction.opname, instruction.argval
-        parts: list[str] = _PAIR.findall(opname)
-        if len(parts) == 2:  # two instructions in one, since Python 3.13
-            steps += [Step(_OPNAMES.get(part, part), n) for part, n in zip(parts, name, strict=True)]
+        opnames: list[str] = _PAIR.findall(opname)
+        if len(opnames) == 2:  # two instructions in one, since Python 3.13
+            steps += [Step(_OPNAMES.get(one, one), n) for one, n in zip(opnames, name, strict=True)]
         elif opname == "LOAD_SUPER_ATTR":  # since Python 3.12 instead of a call of super() and LOAD_ATTR
             if steps[-2].name == "__class__":
                 del steps[-2:]  # the arguments of super()

@@ -18,7 +18,7 @@ from torch.overrides import get_ignored_functions, get_overridable_functions
 
 from subclasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket, schema_of
 from subclasses.errors import SpecError
-from subclasses.ops.schema import ops_of_packet
+from subclasses.op_schemas.schema import ops_of_packet
 from subclasses.rules.families import Family
 
 # ---- functions that dispatch -------------------------------------------------------------------------------

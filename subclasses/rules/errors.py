@@ -18,7 +18,7 @@ from torch.overrides import resolve_name
 from subclasses._torch import OpOverload, in_backward, schema_of
 from subclasses.autograd.python_functions import twins
 from subclasses.errors import DispatchError, coded, one_of
-from subclasses.ops.schema import functional_counterpart
+from subclasses.op_schemas.schema import functional_counterpart
 from subclasses.rules.author_code import unwrapped
 from subclasses.rules.registry import collect_function_rules, family_of, find_op_rule, find_tag_rule
 from subclasses.rules.results import describe
@@ -51,7 +51,9 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
         Exception: the same error, if none of these applies.
     """
     try:
-        next(explain for kinds, explain in _EXPLAINED if isinstance(error, kinds))(cls, func, error, operands)
+        next(explain for errors, explain in _EXPLAINED if isinstance(error, errors))(
+            cls, func, error, operands
+        )
         raise error
     finally:
         del error  # its traceback holds this frame, and with it the tensors of all frames
@@ -81,9 +83,9 @@ def _shown(cls: Any, func: Any) -> str:
 def _raise_type_error(cls: Any, func: Any, error: TypeError, operands: Any) -> None:
     said, rule, is_operator = _ARGUMENTS.match(str(error)), _rule_for(cls, func), is_of_operator(func)
     if said is not None and said[1] == getattr(unwrapped(rule), "__qualname__", None):
-        kind = RuntimeError if is_operator else TypeError
+        error_type = RuntimeError if is_operator else TypeError
         raise coded(
-            kind,
+            error_type,
             f"{_shown(cls, func)}: its rule {said[2]}",
             code="rule-parameters",
             hint=_signature_of(cls, func),
@@ -146,8 +148,8 @@ _OF_JOINED_GRADIENTS = (
 def _raise_for_redefined(cls: Any, name: str) -> None:
     """Raises EndlessRuleError if the class statement has run again since the value was made: rules name a new class."""
     now: Any = sys.modules.get(cls.__module__)
-    for part in cls.__qualname__.split("."):
-        now = getattr(now, part, None)
+    for attribute in cls.__qualname__.split("."):
+        now = getattr(now, attribute, None)
     if isinstance(now, type) and now is not cls:
         raise EndlessRuleError(
             f"{name} on {one_of(cls)} of an earlier definition: `class {cls.__name__}` has run again since the value "

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from subclasses._torch import OpOverloadPacket, schema_of
-from subclasses.ops.schema import ops_of_packet
+from subclasses.op_schemas.schema import ops_of_packet
 
 Rule = Callable[..., Any]
 _REQUIRED = object()

@@ -24,17 +24,17 @@ from subclasses.rules.registry import collect_function_rules
 
 
 def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan that maps an op, if a rule for the function of the op exists.
+    """Wraps the callable that maps an op, if a rule for the function of the op exists.
 
     Raises:
-        DispatchError: from the plan, if a transform or a function without a rule calls it.
+        DispatchError: from the callable, if a transform or a function without a rule calls it.
     """
     name = op.overloadpacket.__name__
     ruled = [f for f in collect_function_rules(cls) if _op_name(f) == name]
     if not ruled:
         return run
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         func = CALLING.func
         if in_backward() or (func is not None and _op_name(func) == name):
             return run(*args, **kwargs)
@@ -48,7 +48,7 @@ def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
             "computes by it",
         )
 
-    return plan
+    return wrapped
 
 
 def _op_name(function: Any) -> str:
@@ -59,5 +59,7 @@ def _op_name(function: Any) -> str:
 def _shown(function: Any) -> str:
     """Returns a function's name; for a method, the name of torch's function with the same name if there is one."""
     name = function.__name__.strip("_")
-    found = resolve_name(function) or name
-    return f"torch.{name}" if found.startswith(("torch.Tensor.", name)) and hasattr(torch, name) else found
+    resolved = resolve_name(function) or name
+    return (
+        f"torch.{name}" if resolved.startswith(("torch.Tensor.", name)) and hasattr(torch, name) else resolved
+    )

@@ -37,8 +37,8 @@ from subclasses.autograd.python_functions import (
     writes_of,
 )
 from subclasses.errors import DispatchError, SpecError, one_of
-from subclasses.ops.aliasing import check_kept, is_written_unseen, raw_state
-from subclasses.ops.schema import op_facts, ops_of_packet
+from subclasses.op_schemas.aliasing import check_kept, is_written_unseen, raw_state
+from subclasses.op_schemas.schema import op_facts, ops_of_packet
 from subclasses.rules.checks import is_a_function_of_tensors
 from subclasses.rules.families import Family, arithmetic, comparisons, reductions
 from subclasses.rules.keyword_names import Taken, taken_by, with_keyword_names
@@ -149,11 +149,11 @@ def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None) -> Rule:
 
 def _register_implied(cls: Any, book: RuleBook, key: Any, rule: Rule) -> None:
     """Registers the rule of a function for equivalent functions without a rule of their own."""
-    found = [twin for twin in twins(key) if twin not in book.functions]
-    if found:
+    implied = [twin for twin in twins(key) if twin not in book.functions]
+    if implied:
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
         named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
-        for twin in found:
+        for twin in implied:
             if _REFUSES in getattr(book.implied.get(twin), "__dict__", {}):
                 del book.implied[twin]
             book.implied.setdefault(twin, named)
@@ -229,9 +229,9 @@ def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
     ops = [getattr(p, o) for p in packets if p is not None for o in p.overloads()]
 
     def refused(func: Any, *args: Any, **kwargs: Any) -> Any:
-        found = next(type(x) for x in (*args, *kwargs.values()) if isinstance(x, cls))
-        if not torch.is_grad_enabled() or any(find_op_rule(found, op) is not None for op in ops):
-            return call(func, (found,), args, kwargs)
+        own = next(type(x) for x in (*args, *kwargs.values()) if isinstance(x, cls))
+        if not torch.is_grad_enabled() or any(find_op_rule(own, op) is not None for op in ops):
+            return call(func, (own,), args, kwargs)
         raise DispatchError(
             f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}",
             code="rule-not-asked",
@@ -306,9 +306,9 @@ def _add(cls: type, table: dict[Any, Rule], key: Any, rule: Rule) -> None:
 
 def find_rule(cls: type, tables: tuple[str, ...], key: Any) -> Rule | None:
     """Returns the rule of the nearest base, from the first of its tables with one; raises if two are equally near."""
-    found = {b._value_cls: r for b in _ruled(cls) if (r := _own_rule(b, tables, key)) is not None}
-    nearest = [b for b in found if not any(o is not b and issubclass(o, b) for o in found)]
-    rules = list(dict.fromkeys(found[b] for b in nearest))
+    by_base = {b._value_cls: r for b in _ruled(cls) if (r := _own_rule(b, tables, key)) is not None}
+    nearest = [b for b in by_base if not any(o is not b and issubclass(o, b) for o in by_base)]
+    rules = list(dict.fromkeys(by_base[b] for b in nearest))
     if len(rules) > 1:
         raise _ambiguity_error(cls, key, rules)
     return rules[0] if rules else None

@@ -16,8 +16,8 @@ from torch.overrides import resolve_name
 from subclasses._torch import is_composite, is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
-from subclasses.ops.aliasing import check_kept
-from subclasses.ops.schema import op_facts
+from subclasses.op_schemas.aliasing import check_kept
+from subclasses.op_schemas.schema import op_facts
 from subclasses.rules.author_code import unwrapped
 from subclasses.spec.values import inner_tensors, tensors_in, with_inners
 
@@ -116,8 +116,8 @@ def with_tensors(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse)
     Raises:
         DispatchError: from the rule, if it does not return that number of tensors in a tuple or list.
     """
-    kinds = op_facts(op).returns
-    count = None if kinds == ("tensors",) else len(kinds)
+    returns = op_facts(op).returns
+    count = None if returns == ("tensors",) else len(returns)
 
     @functools.wraps(rule)
     def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,14 +150,14 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
         refuse: called with the arguments for which the rule returned NotImplemented.
     """
     facts = op_facts(op)
-    kinds = facts.returns
+    returns = facts.returns
     # An op that writes returns its target, and a rule for a composite op runs above autograd.
     finish = _as_they_are if facts.written or is_composite(op) else new_result
-    if kinds == ("tensor",):
+    if returns == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)
-    if kinds == ("tensors",) or (len(kinds) > 1 and set(kinds) == {"tensor"}):
+    if returns == ("tensors",) or (len(returns) > 1 and set(returns) == {"tensor"}):
         return with_tensors(cls, op, rule, finish, refuse)
-    return with_refusal(with_result(cls, op, rule) if kinds else rule, refuse)
+    return with_refusal(with_result(cls, op, rule) if returns else rule, refuse)
 
 
 def _as_they_are(out: Any, args: tuple[Any, ...]) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from subclasses._torch import OpOverloadPacket, schema_of
-from subclasses.ops.schema import ops_of_packet
+from subclasses.op_schemas.schema import ops_of_packet
 from subclasses.rules.author_code import OF_LIBRARIES, package_of, unwrapped
 from subclasses.spec.statics import as_number, concrete
 
@@ -100,25 +100,25 @@ def _ints_of(func: Any) -> _Ints | None:
     by_name, by_position = defaultdict(set), defaultdict(set)
     for op in ops_of_packet(packet):
         for n, argument in enumerate(schema_of(op).arguments):
-            kinds = _kinds(argument.real_type)
-            by_name[argument.name] |= kinds
-            by_position[n] |= kinds
-    names = frozenset(name for name, kinds in by_name.items() if _are_ints(kinds))
+            type_names = _type_names(argument.real_type)
+            by_name[argument.name] |= type_names
+            by_position[n] |= type_names
+    names = frozenset(name for name, type_names in by_name.items() if _are_ints(type_names))
     if isinstance(func, types.FunctionType):  # its parameters may be in another order
         positions = {
             n: by_name[name] for n, name in enumerate(inspect.signature(func).parameters) if name in names
         }
     else:
-        positions = {n: kinds for n, kinds in by_position.items() if _are_ints(kinds)}
-    lists = [n for n, kinds in positions.items() if "ListType" in kinds]
+        positions = {n: type_names for n, type_names in by_position.items() if _are_ints(type_names)}
+    lists = [n for n, type_names in positions.items() if "ListType" in type_names]
     return _Ints(frozenset(positions), names, min(lists, default=math.inf)) if names else None
 
 
-def _kinds(kind: Any) -> set[str]:
-    """Returns the kinds of a type in a schema; for a list and an optional type the element's kinds, too."""
-    name = kind.kind()
-    return {name, *_kinds(kind.getElementType())} if name in ("ListType", "OptionalType") else {name}
+def _type_names(type_: Any) -> set[str]:
+    """Returns the name of a type in a schema; for a list and an optional type the name of the element, too."""
+    name = type_.kind()
+    return {name, *_type_names(type_.getElementType())} if name in ("ListType", "OptionalType") else {name}
 
 
-def _are_ints(kinds: set[str]) -> bool:
-    return "IntType" in kinds and kinds.isdisjoint({"SymIntType", "NumberType", "FloatType"})
+def _are_ints(type_names: set[str]) -> bool:
+    return "IntType" in type_names and type_names.isdisjoint({"SymIntType", "NumberType", "FloatType"})

@@ -28,8 +28,10 @@ def annotations_of(cls: type) -> dict[str, Any]:
     """
     if sys.version_info < (3, 14):
         return inspect.get_annotations(cls)
-    found = annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
-    return {name: getattr(annotation, "__forward_arg__", annotation) for name, annotation in found.items()}
+    annotations = annotationlib.get_annotations(cls, format=annotationlib.Format.FORWARDREF)
+    return {
+        name: getattr(annotation, "__forward_arg__", annotation) for name, annotation in annotations.items()
+    }
 
 
 def names_around(frame: types.FrameType) -> dict[str, Any]:
@@ -89,15 +91,15 @@ def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[s
         hint = resolve_annotation(cls, name, annotations_of(cls).get(name, Any), scope)
     except SpecError:
         return ()
-    kinds = typing.get_args(hint) if is_union(hint) else (hint,)
-    if any(isinstance(k, type) and issubclass(k, Tensor) for k in kinds):
+    options = typing.get_args(hint) if is_union(hint) else (hint,)
+    if any(isinstance(k, type) and issubclass(k, Tensor) for k in options):
         raise SpecError(
             f"{cls.__name__}.{name}: static metadata holds no tensor, and the annotation is {_named(hint)}",
             code="annotation-wrong",
             hint="declare it with inner()",
         )
-    accepted = (*kinds, *(_NUMBERS if complex in kinds else _NUMBERS[:2] if float in kinds else ()))
-    if not set(kinds) <= _SIMPLE:
+    accepted = (*options, *(_NUMBERS if complex in options else _NUMBERS[:2] if float in options else ()))
+    if not set(options) <= _SIMPLE:
         return ()
     if default is not MISSING and is_unlike(default, accepted):
         raise SpecError(
@@ -127,12 +129,12 @@ def static_choices(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[Any,
     except SpecError:
         return ()
     choices: list[Any] = []
-    for kind in typing.get_args(hint) if is_union(hint) else (hint,):
-        if isinstance(kind, type) and issubclass(kind, enum.Enum) and not issubclass(kind, enum.Flag):
-            choices += kind
-        elif typing.get_origin(kind) is Literal:
-            choices += typing.get_args(kind)
-        elif kind is types.NoneType:
+    for option in typing.get_args(hint) if is_union(hint) else (hint,):
+        if isinstance(option, type) and issubclass(option, enum.Enum) and not issubclass(option, enum.Flag):
+            choices += option
+        elif typing.get_origin(option) is Literal:
+            choices += typing.get_args(option)
+        elif option is types.NoneType:
             choices.append(None)
         else:
             return ()

@@ -1,7 +1,8 @@
 """Collects a class statement into a frozen :class:`SubclassSpec`.
 
-Every error of a declaration is raised here, with the name of the class and a hint. The emitters that follow accept a
-spec without checks and make no decisions.
+:func:`collect_spec` raises the errors of a declaration, with the name of the class and a hint. Other modules of this
+package hold some of the checks. :mod:`subclasses.base` refuses a few more, such as an operator as a method. The
+emitters that follow accept a spec without checks, and emit text by its fields.
 """
 
 from __future__ import annotations
@@ -73,13 +74,13 @@ class MetaField:
         name: the name of the field.
         default: the default, or ``MISSING`` if the argument is required.
         choices: the values that the annotation allows, if it names an enum or a ``Literal``; empty if any is allowed.
-        kinds: the types that the annotation allows, if it names only numbers, text and similar types; empty otherwise.
+        types: the types that the annotation allows, if it names only numbers, text and similar types; empty otherwise.
     """
 
     name: str
     default: Any
     choices: tuple[Any, ...] = ()
-    kinds: tuple[type, ...] = ()
+    types: tuple[type, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,8 +199,8 @@ def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any
         case InnerMarker():
             return _collect_inner(cls, name, marker, scope)
         case StaticMarker(default):
-            kinds = check_static_annotation(cls, name, default, scope)
-            return "static", MetaField(name, default, static_choices(cls, name, scope), kinds)
+            allowed = check_static_annotation(cls, name, default, scope)
+            return "static", MetaField(name, default, static_choices(cls, name, scope), allowed)
         case DynamicMarker(default):
             _check_count_annotation(cls, name, scope)
             return "dynamic", MetaField(name, default)
@@ -274,9 +275,9 @@ def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[
         )
     hint = resolve_annotation(cls, name, annotation, scope)
     options = set(typing.get_args(hint)) if is_union(hint) else {hint}
-    kinds = options - {type(None)}
-    if len(kinds) == 1 and isinstance(kind := kinds.pop(), type) and issubclass(kind, Tensor):
-        return kind, type(None) in options
+    tensor_types = [t for t in options if t is not type(None)]
+    if len(tensor_types) == 1 and isinstance(tensor_types[0], type) and issubclass(tensor_types[0], Tensor):
+        return tensor_types[0], type(None) in options
     raise SpecError(
         f"{cls.__name__}.{name}: expected the annotation Tensor, Tensor | None or a subclass, got {annotation!r}",
         code="annotation-wrong",
@@ -295,6 +296,7 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
     size_from = keywords.get("size_from", inners[0].name)
     fallback, has_materialize = keywords.get("fallback", "error"), _has_materialize(cls)
     kind = keywords.get("kind", default_kind(fallback, has_materialize))
+    derived = {f.name: f.default for role, f in meta if role == "derived"}
     leads = kind == "structure" and all(f.shape is not None and f.shape.leading for f in inners)
     outer = inspect.getattr_static(cls, "outer")
     if outer is _TENSOR_OUTER and leads and (longest := max(inners, key=_further_dims)).shape.dims:  # type: ignore[union-attr]
@@ -302,18 +304,20 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
     return SubclassSpec(
         name=cls.__name__,
         inners=inners,
-        statics=tuple(f for kind, f in meta if kind == "static"),
-        dynamics=tuple(f for kind, f in meta if kind == "dynamic"),
+        statics=tuple(f for role, f in meta if role == "static"),
+        dynamics=tuple(f for role, f in meta if role == "dynamic"),
         size_from=size_from,
         dtype_from=keywords.get("dtype_from", size_from),
         fallback=fallback,
         decompose=_collect_decompose(cls, keywords.get("decompose", False)),
-        outer_args=None if outer is _TENSOR_OUTER else _collect_outer_args(cls, outer, frozenset(fields)),
+        outer_args=None
+        if outer is _TENSOR_OUTER
+        else _collect_outer_args(cls, outer, frozenset(fields) - derived.keys()),
         has_materialize=has_materialize,
         trainable=keywords.get("trainable", fallback == "map"),
         kind=kind,
         leads=leads,
-        derived=tuple((f.name, f.default) for kind, f in meta if kind == "derived"),
+        derived=tuple(derived.items()),
     )
 
 
@@ -323,16 +327,16 @@ def _further_dims(field: InnerField) -> int:
 
 
 def _has_materialize(cls: type) -> bool:
-    found = inspect.getattr_static(cls, "materialize", None)
-    if found is not None and not isinstance(found, types.FunctionType):
+    materialize = inspect.getattr_static(cls, "materialize", None)
+    if materialize is not None and not isinstance(materialize, types.FunctionType):
         raise SpecError(
-            f"{cls.__name__}.materialize must be a method, `def materialize(self) -> Tensor`, got {found!r} of type "
-            f"{type(found).__name__}",
+            f"{cls.__name__}.materialize must be a method, `def materialize(self) -> Tensor`, got {materialize!r} of "
+            f"type {type(materialize).__name__}",
             code="method-signature",
         )
-    if found is not None:
-        _check_no_arguments(cls, found)
-    return found is not None
+    if materialize is not None:
+        _check_no_arguments(cls, materialize)
+    return materialize is not None
 
 
 def _check_no_arguments(cls: type, materialize: types.FunctionType) -> None:
@@ -360,7 +364,7 @@ def _collect_decompose(cls: type, value: Any) -> bool | frozenset[Any]:
         if isinstance(op, OpOverload):
             ops.add(op)
         elif isinstance(op, OpOverloadPacket):
-            ops.update(found for name in op.overloads() if is_dispatched(found := getattr(op, name)))
+            ops.update(overload for name in op.overloads() if is_dispatched(overload := getattr(op, name)))
         else:
             check_keyword(False, f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu", op)
     return frozenset(ops)
@@ -372,7 +376,7 @@ def _collect_outer_args(cls: type, outer: object, fields: frozenset[str]) -> tup
         if fields.issuperset(args):
             return args
     raise SpecError(
-        f"{cls.__name__}.outer must be a @staticmethod whose parameters are names of fields "
+        f"{cls.__name__}.outer must be a @staticmethod whose parameters are names of fields that are not derived "
         f"({', '.join(sorted(fields))}), and which returns an Outer(size, ...)",
         code="method-signature",
     )

@@ -66,19 +66,19 @@ class Constant:
         if is_transient_here():
             return self._make(device)
         device = torch.device(device)
-        found = self._tensors.get(device)
-        if found is None:
+        tensor = self._tensors.get(device)
+        if tensor is None:
             with torch.inference_mode(
                 False
             ):  # a tensor of inference mode could not be saved for a backward later
-                found = self._tensors[device] = self._make(device)
-        elif found._version:
+                tensor = self._tensors[device] = self._make(device)
+        elif tensor._version:
             del self._tensors[device]
             raise RuntimeError(
                 f"{self._name} was written to, and is shared by all values of the class; write to a copy, as in "
                 f"x.{self._name.rpartition('.')[2]}.clone()"
             )
-        return found
+        return tensor
 
     def _make(self, device: torch.device | str) -> Tensor:
         return torch.tensor(self.values, dtype=self.dtype, device=device)

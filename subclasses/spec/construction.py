@@ -177,8 +177,8 @@ def raise_mixed_devices(cls: str, field: str, got: Any, anchor: str, expected: A
 def raise_not_a_count(cls: str, field: str, got: object) -> NoReturn:
     """Raises for an invalid dynamic int: ValueError if it is negative, TypeError if it is not an int."""
     shown = f"{got}" if isinstance(got, int) and not isinstance(got, bool) else describe(got)
-    kind = ValueError if isinstance(got, int) and not isinstance(got, bool) else TypeError
-    raise kind(f"{cls}.{field}: expected a non-negative int, got {shown}")
+    error = ValueError if isinstance(got, int) and not isinstance(got, bool) else TypeError
+    raise error(f"{cls}.{field}: expected a non-negative int, got {shown}")
 
 
 def check_not_transformed(cls: str, *inners: Tensor | None) -> None:

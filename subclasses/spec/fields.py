@@ -141,7 +141,7 @@ def show_spec(spec: Any) -> str:
 
 def _lines(spec: Any) -> Iterator[str]:
     for f in spec.inners:
-        kind = "Tensor" if f.subclass is Tensor else f.subclass.__name__
+        tensor_type = "Tensor" if f.subclass is Tensor else f.subclass.__name__
         shown = {
             "dtype": f.dtype,
             "shape": None if f.shape is None else repr(str(f.shape)),
@@ -150,12 +150,12 @@ def _lines(spec: Any) -> Iterator[str]:
             "differentiable": f.differentiable or None,
         }
         arguments = ", ".join(f"{key}={value}" for key, value in shown.items() if value is not None)
-        yield f"{f.name}: {kind}{' | None' * f.optional} = inner({arguments})"
+        yield f"{f.name}: {tensor_type}{' | None' * f.optional} = inner({arguments})"
     for name, _ in spec.derived:
         yield f"{name}: Tensor = inner(derived=...)"
-    for kind, fields in (("static", spec.statics), ("dynamic", spec.dynamics)):
+    for role, fields in (("static", spec.statics), ("dynamic", spec.dynamics)):
         for f in fields:
-            yield f"{f.name} = {kind}({'' if f.default is MISSING else f'default={f.default!r}'})"
+            yield f"{f.name} = {role}({'' if f.default is MISSING else f'default={f.default!r}'})"
     if spec.outer_args is not None:
         yield f"def outer({', '.join(spec.outer_args)}): ..."
     if spec.has_materialize:

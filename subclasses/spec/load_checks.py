@@ -17,7 +17,7 @@ from subclasses.errors import one_of
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.fields import MISSING
 from subclasses.spec.names import OWN_NAMES
-from subclasses.spec.values import DERIVED, HOOKS, OF_PARAMETER, PART, RANKS, carrier
+from subclasses.spec.values import DERIVED, HOOKS, OF_PARAMETER, RANKS, SHARD, carrier
 
 # Prefix of the attributes that Dynamo sets on tensors; files store dynamic dims among the flags.
 OF_DYNAMO = "_dynamo_"
@@ -81,7 +81,7 @@ def own_attributes(spec: SubclassSpec) -> set[str]:
         "_layout",
         DERIVED,
         HOOKS,
-        PART,
+        SHARD,
         RANKS,
         *(carrier(f.name) for f in spec.dynamics),
     }

@@ -71,8 +71,8 @@ def check_field_name(cls: type, name: str, *, is_inner: bool = False) -> None:
 def check_method_name(cls: type, name: str, value: object) -> None:
     """Raises SpecError if a value in a class body hides a method or attribute that every tensor has."""
     _check_relied_on(cls, name)
-    found = None if name.startswith("_") else inspect.getattr_static(Tensor, name, None)
-    if found is None or name in OWN_NAMES:
+    attribute = None if name.startswith("_") else inspect.getattr_static(Tensor, name, None)
+    if attribute is None or name in OWN_NAMES:
         return
     if is_data_attribute(name):
         raise SpecError(
@@ -80,7 +80,7 @@ def check_method_name(cls: type, name: str, value: object) -> None:
             code="name-taken",
             hint="choose another name, or say with `outer` what the value shows",
         )
-    if callable(found) and isinstance(value, classmethod | staticmethod):
+    if callable(attribute) and isinstance(value, classmethod | staticmethod):
         raise SpecError(
             f"{cls.__name__}.{name} hides a method of Tensor, so that x.{name}(...) would call a function without x",
             code="name-taken",
@@ -219,5 +219,5 @@ def _takes(function: types.FunctionType, *args: Any) -> bool:
 
 def is_data_attribute(name: str) -> bool:
     """Whether Tensor has a data attribute of this name."""
-    found = inspect.getattr_static(Tensor, name, None)
-    return isinstance(found, types.GetSetDescriptorType | property) or name in FORMER_ATTRIBUTES
+    attribute = inspect.getattr_static(Tensor, name, None)
+    return isinstance(attribute, types.GetSetDescriptorType | property) or name in FORMER_ATTRIBUTES

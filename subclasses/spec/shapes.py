@@ -140,7 +140,7 @@ def is_dense(sizes: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class InnerDim:
     """One dim of one inner tensor, counted from the end if any number of dims may precede."""
 
     field: str
@@ -151,27 +151,27 @@ class Place:
 class Comparison:
     """A dim that must equal an int, a metadata field, or a dim of another inner tensor that binds its name."""
 
-    place: Place
-    expected: int | str | Place
+    inner_dim: InnerDim
+    expected: int | str | InnerDim
 
 
 def comparisons(spec: Any) -> Iterator[Comparison]:
-    """Yields the comparisons of the constructor, for each dim with the place that binds its name.
+    """Yields the comparisons of the constructor, for each dim with the dim that binds its name.
 
     Required inner tensors bind before optional ones. A name of optional inner tensors alone is compared for each pair.
     """
     metadata = {f.name for f in (*spec.statics, *spec.dynamics)}
-    bound: dict[str, list[tuple[Place, bool]]] = {}
+    bound: dict[str, list[tuple[InnerDim, bool]]] = {}
     for field in sorted((f for f in spec.inners if f.shape is not None), key=lambda f: f.optional):
         for i, dim in enumerate(field.shape.dims):
-            place = Place(field.name, i - len(field.shape.dims) if field.shape.leading else i)
+            inner_dim = InnerDim(field.name, i - len(field.shape.dims) if field.shape.leading else i)
             if isinstance(dim, int) or dim in metadata:
-                yield Comparison(place, dim)
+                yield Comparison(inner_dim, dim)
             elif dim != ANY:
                 before = bound.setdefault(dim, [])
                 required = [p for p, optional in before if not optional]
-                yield from (Comparison(place, p) for p in required[:1] or [p for p, _ in before])
-                before.append((place, field.optional))
+                yield from (Comparison(inner_dim, p) for p in required[:1] or [p for p, _ in before])
+                before.append((inner_dim, field.optional))
 
 
 # ---- at a construction -------------------------------------------------------------------------------------

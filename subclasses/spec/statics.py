@@ -47,18 +47,18 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
         try:
             hash(value)
         except TypeError as error:
-            place, part = _find_unhashable(f"{cls}.{name}", value)
+            path, unhashable = _find_unhashable(f"{cls}.{name}", value)
             raise TypeError(
-                f"{place}: expected hashable metadata, got {describe(part)}; use a tuple or a frozen dataclass"
+                f"{path}: expected hashable metadata, got {describe(unhashable)}; use a tuple or a frozen dataclass"
             ) from error
         if (changeable := find_changeable(value)) is not None:
             raise TypeError(
                 f"{cls}.{name}: expected metadata that is compared by value and cannot change in place, since compiled "
                 f"programs are found by it, got {describe_changeable(value, changeable)}"
             )
-        if field.kinds and is_unlike(value, field.kinds):
+        if field.types and is_unlike(value, field.types):
             raise TypeError(
-                f"{cls}.{name}: expected {show_kinds(field.kinds)}, as its annotation says, got {describe(value)}"
+                f"{cls}.{name}: expected {show_types(field.types)}, as its annotation says, got {describe(value)}"
             )
         if isinstance(value, float) and math.isnan(value):
             raise ValueError(
@@ -88,10 +88,10 @@ def check_default(cls: str, field: Any) -> None:
             code="default-refused",
             hint="use a tuple or a frozen dataclass",
         ) from error
-    if (found := find_changeable(field.default)) is not None:
+    if (changeable := find_changeable(field.default)) is not None:
         raise SpecError(
             f"{cls}.{field.name}: expected a default that is compared by value and cannot change in place, since "
-            f"compiled programs are found by it, got {describe_changeable(field.default, found)}",
+            f"compiled programs are found by it, got {describe_changeable(field.default, changeable)}",
             code="default-refused",
         )
     if is_no_choice(field.default, field.choices):
@@ -112,8 +112,8 @@ def concrete(value: Any) -> Any:
     """
     if type(value) is tuple:
         return tuple(map(concrete, value))
-    kind = _SYMBOLS.get(type(value))
-    return value if kind is None or _is_unknown(value) else kind(value)
+    number = _SYMBOLS.get(type(value))
+    return value if number is None or _is_unknown(value) else number(value)
 
 
 def _is_unknown(symbol: Any) -> bool:
@@ -135,40 +135,42 @@ def as_number(value: Any) -> Any:
     """
     if type(value) is torch.SymBool:
         return concrete(value)
-    kind = _NUMBERS.get(type(value))
-    return value if kind is None else kind(value.node)
+    number = _NUMBERS.get(type(value))
+    return value if number is None else number(value.node)
 
 
-def _number_class(symbol: type, kind: type) -> type:
+def _number_class(symbol: type, number: type) -> type:
     def operator(name: str) -> Callable[..., Any]:
         return lambda self, *others: as_number(getattr(symbol, name)(symbol(self.node), *others))
 
     names = [n for n, f in vars(symbol).items() if n.startswith("__") and inspect.isfunction(f)]
     operators = {name: operator(name) for name in names if name != "__init__"}
-    return type(symbol.__name__, (symbol,), {"__class__": property(lambda self: kind), **operators})
+    return type(symbol.__name__, (symbol,), {"__class__": property(lambda self: number), **operators})
 
 
-_NUMBERS = {symbol: _number_class(symbol, kind) for symbol, kind in _SYMBOLS.items() if kind is not bool}
-_SYMBOLS |= {_NUMBERS[symbol]: kind for symbol, kind in _SYMBOLS.items() if symbol in _NUMBERS}
+_NUMBERS = {
+    symbol: _number_class(symbol, number) for symbol, number in _SYMBOLS.items() if number is not bool
+}
+_SYMBOLS |= {_NUMBERS[symbol]: number for symbol, number in _SYMBOLS.items() if symbol in _NUMBERS}
 
 
 def _find_symbol(value: Any) -> Any:
     if isinstance(value, tuple):
-        return next((s for part in value if (s := _find_symbol(part)) is not None), None)
+        return next((s for element in value if (s := _find_symbol(element)) is not None), None)
     return value if isinstance(value, tuple(_SYMBOLS)) else None
 
 
 # ---- values that an annotation allows --------------------------------------------------------------------------
 
 
-def is_unlike(value: object, kinds: tuple[type, ...]) -> bool:
+def is_unlike(value: object, allowed: tuple[type, ...]) -> bool:
     """Whether a value has none of these types; a number of numpy is accepted for any type."""
-    return not isinstance(value, kinds) and not hasattr(value, "item")
+    return not isinstance(value, allowed) and not hasattr(value, "item")
 
 
-def show_kinds(kinds: tuple[type, ...]) -> str:
+def show_types(allowed: tuple[type, ...]) -> str:
     """Returns the types that an annotation names, as they are written."""
-    return " | ".join(dict.fromkeys("None" if k is types.NoneType else k.__name__ for k in kinds))
+    return " | ".join(dict.fromkeys("None" if k is types.NoneType else k.__name__ for k in allowed))
 
 
 def is_no_choice(value: object, choices: tuple[Any, ...]) -> bool:
@@ -196,23 +198,23 @@ def find_tensor(value: object) -> Tensor | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, f.name) for f in dataclasses.fields(value)]
     if isinstance(value, list | tuple | frozenset):
-        return next((t for part in value if (t := find_tensor(part)) is not None), None)
+        return next((t for element in value if (t := find_tensor(element)) is not None), None)
     return None
 
 
-def _find_unhashable(place: str, value: Any) -> tuple[str, Any]:
-    """Returns the innermost part of metadata that has no hash, in tuples and frozen dataclasses, with its place."""
-    parts: list[tuple[str, Any]] = []
+def _find_unhashable(path: str, value: Any) -> tuple[str, Any]:
+    """Returns the innermost element of metadata that has no hash, in tuples and frozen dataclasses, with its path."""
+    elements: list[tuple[str, Any]] = []
     if isinstance(value, tuple):
-        parts = [(f"{place}[{i}]", part) for i, part in enumerate(value)]
+        elements = [(f"{path}[{i}]", element) for i, element in enumerate(value)]
     elif dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        parts = [(f"{place}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
-    for part in parts:
+        elements = [(f"{path}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    for element in elements:
         try:
-            hash(part[1])
+            hash(element[1])
         except TypeError:
-            return _find_unhashable(*part)
-    return place, value
+            return _find_unhashable(*element)
+    return path, value
 
 
 def find_changeable(value: object, met: tuple[object, ...] = ()) -> object:
@@ -228,21 +230,24 @@ def find_changeable(value: object, met: tuple[object, ...] = ()) -> object:
     A class that defines ``__eq__`` and ``__hash__`` itself is expected not to change the attributes that they read.
 
     Args:
-        value: the metadata, or a part of it.
-        met: the functions that contain this part.
+        value: the metadata, or an element of it.
+        met: the functions that contain this element.
     """
     if isinstance(value, _CHANGEABLE):
         return value
     if isinstance(value, type | enum.Enum) or any(value is f for f in met):
         return None
-    parts = _parts(value)
-    if parts is not None:
+    elements = _elements(value)
+    if elements is not None:
         met = (*met, value) if isinstance(value, types.FunctionType) else met
-        return next((found for part in parts if (found := find_changeable(part, met)) is not None), None)
+        return next(
+            (changeable for element in elements if (changeable := find_changeable(element, met)) is not None),
+            None,
+        )
     return value if _has_identity(value) else None
 
 
-def _parts(value: Any) -> Iterable[object] | None:
+def _elements(value: Any) -> Iterable[object] | None:
     """Returns the objects that a container, a function or a frozen dataclass holds; None for another object."""
     if isinstance(value, tuple | frozenset):
         return value
@@ -285,26 +290,28 @@ _LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy"})
 _CONSTANTS = (types.ModuleType, OpOverload, OpOverloadPacket, HigherOrderOperator)
 
 
-def describe_changeable(value: object, found: object) -> str:
+def describe_changeable(value: object, changeable: object) -> str:
     """Returns a phrase that describes a changeable object in metadata, with a hint."""
-    kind = type(found)
+    cls = type(changeable)
     shown = (
-        describe(found) if "\n" not in repr(found) else f"an object of {kind.__module__}.{kind.__qualname__}"
+        describe(changeable)
+        if "\n" not in repr(changeable)
+        else f"an object of {cls.__module__}.{cls.__qualname__}"
     )
     if isinstance(value, types.FunctionType):
         shown = f"the function {value.__qualname__}, which closes over {shown} or has it as a default"
-    if isinstance(found, Tensor):
+    if isinstance(changeable, Tensor):
         return f"{shown}; declare the tensor with inner()"
-    if isinstance(found, list | dict | set | bytearray):
+    if isinstance(changeable, list | dict | set | bytearray):
         return f"{shown}; use a tuple, or numbers as metadata of their own"
-    if isinstance(found, torch.nn.Module):
+    if isinstance(changeable, torch.nn.Module):
         hint = (
             "declare its numbers as metadata of their own, its tensors with inner(), and call a function of "
         )
         return f"{shown}; {hint}torch.nn.functional with them"
-    if kind.__module__.partition(".")[0] == "torch":
+    if cls.__module__.partition(".")[0] == "torch":
         return f"{shown}; declare its numbers as metadata of their own, and its tensors with inner()"
-    hint = f"make {kind.__name__} a @dataclass(frozen=True)"
+    hint = f"make {cls.__name__} a @dataclass(frozen=True)"
     return f"{shown}; {hint}, or pass what is read from it as metadata of its own"
 
 

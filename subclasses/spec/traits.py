@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from subclasses.errors import SpecError, check_keyword
 
-
-class Kind(StrEnum):
-    """The meaning of a value: one plain tensor that is stored in another way, its inner tensors, or rows."""
-
-    REPRESENTATION = "representation"
-    STRUCTURE = "structure"
-    RAGGED = "ragged"  # of the classes that ship with the library: a value whose cotangent is a value
-
-
-KINDS = (Kind.REPRESENTATION.value, Kind.STRUCTURE.value)  # the kinds that authors declare
+# A value is one plain tensor, stored in another way; or its inner tensors.
+KINDS = ("representation", "structure")
 
 
 @dataclass(frozen=True)
@@ -25,27 +16,20 @@ class Traits:
     """Traits of a class that ops, autograd and optimizers read.
 
     Attributes:
-        kind: The kind of the class.
+        is_representation: Whether a value is the plain tensor that it materializes to.
+        has_cotangents: Whether the cotangents of the class have a class of their own. A cotangent of a ragged class is
+            a value.
         is_mapped: Whether an op without a rule runs on each inner tensor.
         trainable: Whether an optimizer steps the inner tensors of a Parameter.
         pulls_back: Whether a plain gradient of the outer size is converted to a cotangent, by ``wrap_cotangent``, whose
             default is the derivative of ``materialize``. Otherwise a mapped class passes it to each inner tensor.
     """
 
-    kind: Kind
+    is_representation: bool
+    has_cotangents: bool
     is_mapped: bool
     trainable: bool
     pulls_back: bool
-
-    @property
-    def is_representation(self) -> bool:
-        """Whether a value is the plain tensor that it materializes to."""
-        return self.kind is Kind.REPRESENTATION
-
-    @property
-    def has_cotangents(self) -> bool:
-        """Whether the cotangents of the class have a class of their own."""
-        return self.kind is not Kind.RAGGED
 
     @property
     def meets_plain_cotangents(self) -> bool:
@@ -67,9 +51,10 @@ def traits_of(cls: Any, *, wraps: bool) -> Traits:
     """
     spec = cls.__spec__
     is_mapped = spec.fallback == "map"
-    kind = Kind.RAGGED if cls._is_ragged else Kind(spec.kind)
+    has_cotangents = not cls._is_ragged
+    is_representation = has_cotangents and spec.kind == KINDS[0]
     pulls_back = wraps or (spec.has_materialize and not is_mapped)
-    return Traits(kind, is_mapped, spec.trainable, pulls_back)
+    return Traits(is_representation, has_cotangents, is_mapped, spec.trainable, pulls_back)
 
 
 def default_kind(fallback: Any, has_materialize: bool) -> str:
@@ -80,7 +65,7 @@ def default_kind(fallback: Any, has_materialize: bool) -> str:
 def check_kind(spec: Any) -> None:
     """Raises SpecError unless the fallback and the methods of a declaration allow its kind."""
     check_keyword(spec.kind in KINDS, f"{spec.name}: expected kind in {KINDS}", spec.kind)
-    if spec.kind == Kind.STRUCTURE:
+    if spec.kind == KINDS[1]:
         return
     if spec.fallback == "map":
         raise SpecError(

@@ -82,10 +82,10 @@ def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) 
             hint=f"call it: `{name} = {marker}()`",
         )
     if is_inherited_field and not isinstance(value, Marker):
-        kind = "a method or property" if hasattr(type(value), "__get__") else "a constant of the class"
+        replacement = "a method or property" if hasattr(type(value), "__get__") else "a constant of the class"
         raise SpecError(
-            f"{cls.__name__}.{name} = {value!r} replaces an inherited field with {kind}, which generated code does not "
-            "read",
+            f"{cls.__name__}.{name} = {value!r} replaces an inherited field with {replacement}, which generated code "
+            "does not read",
             code="field-undeclared",
             hint="declare the field again, with static(default=...), dynamic(default=...) or inner(), or choose "
             "another name",
@@ -102,8 +102,8 @@ def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) 
 
 def _is_method_named(name: str, value: Any) -> bool:
     """Whether a value in a class body is a function, or a property of one, that was defined there by a name."""
-    for part in ("fget", "__func__", "func"):
-        value = getattr(value, part, value)
+    for attribute in ("fget", "__func__", "func"):
+        value = getattr(value, attribute, value)
     return isinstance(value, types.FunctionType) and value.__name__ == name
 
 
@@ -115,11 +115,11 @@ def _is_declared(value: object) -> bool:
 def _is_constant(annotation: Any, value: object) -> bool:
     """Whether an annotation declares an attribute of the class; ``Final`` without a value does not."""
     if isinstance(annotation, str):
-        found = _NOT_A_FIELD.match(annotation.strip())
-        kind = None if found is None else {"ClassVar": ClassVar, "Final": Final}[found[2]]
+        match = _NOT_A_FIELD.match(annotation.strip())
+        marker = None if match is None else {"ClassVar": ClassVar, "Final": Final}[match[2]]
     else:
-        kind = typing.get_origin(annotation) or annotation
-    return kind is ClassVar or (kind is Final and value is not _MISSING)
+        marker = typing.get_origin(annotation) or annotation
+    return marker is ClassVar or (marker is Final and value is not _MISSING)
 
 
 def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scope: Mapping[str, Any]) -> None:
@@ -128,26 +128,26 @@ def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scop
     written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     written = _FINAL.sub(r"\2", written).replace("torch.Tensor", "Tensor")
     given = "" if value is _MISSING else f" = {_show(value)}"
-    kinds = _kinds(cls, name, annotation, scope)
+    options = _options(cls, name, annotation, scope)
     fixed = f"{name}: ClassVar[{written}]{given or ' = ...'}"
     raise SpecError(
         f"{cls.__name__}: `{name}: {written}{given}` declares no field",
         code="field-undeclared",
-        hint=f"{_hint(name, written, kinds, value)}. For a constant of the class, write "
-        f"`{f'{name} = constant([...])' if _are_tensors(kinds) else fixed}`",
+        hint=f"{_hint(name, written, options, value)}. For a constant of the class, write "
+        f"`{f'{name} = constant([...])' if _are_tensors(options) else fixed}`",
     )
 
 
-def _are_tensors(kinds: set[Any]) -> bool:
-    plain = kinds - {types.NoneType}
+def _are_tensors(options: set[Any]) -> bool:
+    plain = options - {types.NoneType}
     return bool(plain) and all(isinstance(k, type) and issubclass(k, Tensor) for k in plain)
 
 
-def _hint(name: str, written: str, kinds: set[Any], value: object) -> str:
+def _hint(name: str, written: str, options: set[Any], value: object) -> str:
     """Returns a hint that declares the intended field, and that the next check accepts."""
-    plain = kinds - {types.NoneType}
-    if _are_tensors(kinds):
-        optional = types.NoneType in kinds
+    plain = options - {types.NoneType}
+    if _are_tensors(options):
+        optional = types.NoneType in options
         if len(plain) > 1:
             written = "Tensor | None" if optional else "Tensor"  # of any class
         return f"an inner tensor is declared with `{name}: {written} = inner({'optional=True' * optional})`"
@@ -165,7 +165,7 @@ def _show(value: object) -> str:
     return "..." if isinstance(value, Tensor) else repr(value)
 
 
-def _kinds(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> set[Any]:
+def _options(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> set[Any]:
     """Returns the types that an annotation allows; empty if it cannot be evaluated."""
     try:
         hint = resolve_annotation(cls, name, annotation, scope)

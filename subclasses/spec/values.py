@@ -14,12 +14,12 @@ from subclasses.layout import with_nested
 if TYPE_CHECKING:
     from subclasses.spec.collect import InnerField
 
-# Attributes that values carry besides their fields. OF_PARAMETER marks a detached copy of a Parameter of a trainable
-# class. HOOKS is a weak reference to the hooks of a Parameter. PART marks a part of a Parameter that was cut for
-# several ranks. RANKS, on the gradient of a part, holds the number of ranks and the inner tensors that each rank has
+# Marks: attributes of values besides their fields. OF_PARAMETER marks a detached copy of a Parameter of a trainable
+# class. HOOKS is a weak reference to the hooks of a Parameter. SHARD marks a shard of a Parameter that was cut for
+# several ranks. RANKS, on the gradient of a shard, holds the number of ranks and the inner tensors that each rank has
 # whole.
 OF_PARAMETER, HOOKS = "_of_parameter", "_gradient_hooks"
-PART, RANKS = "_part", "_ranks"
+SHARD, RANKS = "_part", "_ranks"
 # The attribute of a value that keeps its derived tensors.
 DERIVED = "_derived"
 
@@ -66,13 +66,13 @@ def holds_always(condition: Any) -> bool:
 
 def differ(one: Any, other: Any) -> bool:
     """Whether two sizes or ints differ; symbols are compared with a guard, and unknown ones count as equal."""
-    found = one != other
-    if isinstance(found, bool):
-        return found
+    differs = one != other
+    if isinstance(differs, bool):
+        return differs
     # Imported here because it imports sympy; a symbolic size exists in a trace only, which has imported it.
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-    return guard_or_false(found)
+    return guard_or_false(differs)
 
 
 def dynamic_ints(x: Any) -> tuple[Any, ...]:
@@ -151,22 +151,22 @@ def mark_varying_dims(x: Any) -> Any:
 
 def tensors_in(args: Any, kwargs: Any) -> list[Any]:
     """Returns the tensors among arguments, also inside of lists."""
-    found: list[Any] = []
+    tensors: list[Any] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, list | tuple):
-            found += tensors_in(value, None)
-    return found
+            tensors += tensors_in(value, None)
+    return tensors
 
 
 def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     """Returns an argument with ``change(t)`` in place of each tensor in it, also inside of lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return change(value)
-    kind = type(value)
-    if kind is tuple or kind is list:
-        return kind([change(v) if isinstance(v, Tensor) else map_tensors(v, change) for v in value])
+    container = type(value)
+    if container is tuple or container is list:
+        return container([change(v) if isinstance(v, Tensor) else map_tensors(v, change) for v in value])
     return {k: map_tensors(v, change) for k, v in value.items()} if isinstance(value, dict) else value
 
 
@@ -200,10 +200,10 @@ def memory_of(x: Any) -> set[Any]:
     return {storage_key(t) for t in innermost(x)}
 
 
-def lies_within(part: Any, whole: Any) -> bool:
+def lies_within(view: Any, whole: Any) -> bool:
     """Whether a tensor, or all differentiable inner tensors of a value, lie in the memory of another value."""
-    parts = list(innermost(part))
-    held = (storage_key(t) for t in [t for t in parts if t.is_floating_point() or t.is_complex()] or parts)
+    inners = list(innermost(view))
+    held = (storage_key(t) for t in [t for t in inners if t.is_floating_point() or t.is_complex()] or inners)
     return memory_of(whole).issuperset(held)
 
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, is_composite, schema_of
 from subclasses.autograd.python_functions import python_functions, twins
 from subclasses.errors import one_of
-from subclasses.ops.schema import op_facts, ops_of_packet
+from subclasses.op_schemas.schema import op_facts, ops_of_packet
 from subclasses.rules.families import Family
 from subclasses.rules.registry import BOOK, RuleBook, all_rules
 from subclasses.rules.results import describe

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from subclasses import Outer, dynamic, inner, static
-from subclasses.generate.compile_cache import describe_value, fingerprint
+from subclasses.methods.compile_cache import describe_value, fingerprint
 from tests.subclasses.subjects import (
     FACTORIES,
     MODES,

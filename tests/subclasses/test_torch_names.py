@@ -933,10 +933,10 @@ ELSEWHERE = {
     "autograd/test_fields.py": ["VIEWS", "record_readings"],
     "autograd/test_writes.py": ["FunctionalTensor"],
     "dispatch/test_conversions.py": ["with_lazy_bits"],
-    "generate/test_assignments.py": ["MAKES_ASSIGNMENTS", "check_assignable"],
-    "generate/test_attributes.py": ["find_methods"],
+    "methods/test_assignments.py": ["MAKES_ASSIGNMENTS", "check_assignable"],
+    "methods/test_attributes.py": ["find_methods"],
     "higher_order/test_dispatch.py": ["eager_while_loop"],
-    "ops/test_aliasing.py": ["return_and_correct_aliasing", "set_storage_of"],
+    "op_schemas/test_aliasing.py": ["return_and_correct_aliasing", "set_storage_of"],
     "ragged/test_attention_of_rows.py": [
         "flash_attention_cpu",
         "flash_attention_cpu_backward",

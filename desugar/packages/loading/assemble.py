@@ -18,8 +18,8 @@ from desugar.ir.values import slots_of
 from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
 from desugar.packages.manifest.records import GraphRecord, ProgramRecord, Restrided, TensorFacts, rebuilt
 from desugar.wrapper.run import emit_program
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 
 FILE = "<desugar package>"  # the file name of generated text in tracebacks
 LoadGraph = Callable[[GraphRecord], CompiledGraph]

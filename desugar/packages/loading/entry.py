@@ -39,10 +39,10 @@ from desugar.packages.manifest.records import (
     WeightRecord,
 )
 from desugar.packages.manifest.structure import LEFT, container, part_names
-from subclasses.codegen.build import build_functions
-from subclasses.codegen.emitter import Emitter
 from subclasses.errors import one_of
 from subclasses.layout import Layout, describe_metadata, field_name
+from subclasses.source_text.build import build_functions
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec.values import PLAIN
 
 # ---------------------------------------------------------------------------------------------- conditions

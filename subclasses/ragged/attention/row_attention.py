@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import flash_attention_cpu, flash_attention_cpu_backward
-from subclasses.ops.custom import add_derivative, custom_op, run
+from subclasses.op_schemas.custom import add_derivative, custom_op, run
 from subclasses.ragged.attention.grouping import Group, Rows, Sizes, plan_for
 from subclasses.slow_paths import say_once
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from subclasses.ops.custom import add_derivative, custom_op, run
+from subclasses.op_schemas.custom import add_derivative, custom_op, run
 from subclasses.ragged.attention.grouping import Group, Rows, Side, Sizes, plan_for
 from subclasses.ragged.attention.row_attention import blank, entry_major, head_major
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ops.custom import run
+from subclasses.op_schemas.custom import run
 from subclasses.ragged.attention.fused import attend_fused, kernel_for
 from subclasses.ragged.attention.row_attention import ragged_attention
 from subclasses.ragged.attention.row_dropout import ragged_attention_dropout

@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.errors import DispatchError
-from subclasses.ops.aliasing import bump_versions
+from subclasses.op_schemas.aliasing import bump_versions
 from subclasses.ragged import checks
 
 # The root of each tensor that shares its values, and the tensors that share the values of each root. They are not

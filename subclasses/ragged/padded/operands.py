@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ops.aliasing import bump_versions
+from subclasses.op_schemas.aliasing import bump_versions
 from subclasses.ragged.base import is_ragged, name_of, shown
 from subclasses.ragged.jagged.operands import check_lengths_match
 from subclasses.ragged.padded.buckets import widen

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subclasses import DispatchError, inner
 from subclasses._torch import all_aten_ops
-from subclasses.dispatch.mapping import build_map_plan, can_emit
+from subclasses.dispatch.mapping import build_map_function, can_emit
 from subclasses.dispatch.resolution import find_step
 from tests.subclasses.subjects import Optional, Pair, Tagged, declare, make_pair
 from tests.tables import giving
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def text(cls, op):
-    return build_map_plan(cls, op).__source__
+    return build_map_function(cls, op).__source__
 
 
 TEXTS = {
@@ -96,7 +96,7 @@ def test_lines_of_a_text(cls, op, lines):
 def test_every_op_that_can_be_written_out_compiles():
     Box = declare(keywords={"fallback": "map"})
     ops = [op for op in all_aten_ops() if find_step(Box, op) == "map" and can_emit(op)]
-    assert len(ops) > 500 and all(callable(build_map_plan(Box, op)) for op in ops)
+    assert len(ops) > 500 and all(callable(build_map_function(Box, op)) for op in ops)
 
 
 Product = declare(

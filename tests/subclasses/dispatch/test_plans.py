@@ -34,7 +34,7 @@ from examples.classes import (
     uncertain,
 )
 from subclasses.dispatch.coverage import all_aten_ops, takes_tensors
-from subclasses.dispatch.resolution import choose_plan
+from subclasses.dispatch.resolution import resolve
 from subclasses.errors import DispatchError, SpecError
 from subclasses.int8 import Int8Tensor
 from subclasses.keyed import KeyedJaggedTensor
@@ -77,11 +77,11 @@ def table() -> str:
 
 def _describe(cls: type, op: Any) -> str:
     try:
-        plan = choose_plan(cls, op)
+        resolution = resolve(cls, op)
     except (DispatchError, SpecError) as error:
         return type(error).__name__
-    step = plan.step if plan.source is None else f"{plan.step} ({plan.source[1]})"
-    return " < ".join([step, *plan.stages])
+    step = resolution.step if resolution.source is None else f"{resolution.step} ({resolution.source[1]})"
+    return " < ".join([step, *resolution.layers])
 
 
 def _name(op: Any) -> str:

@@ -11,7 +11,7 @@ from hypothesis import example, given, strategies as st
 from torch import Tensor
 
 from subclasses import DispatchError, inner, strict
-from subclasses.dispatch.resolution import choose_plan
+from subclasses.dispatch.resolution import resolve
 from tests.doors import COMPILED, DOORS
 from tests.subclasses.autograd.judge import agreeing, numbers
 from tests.subclasses.subjects import (
@@ -381,7 +381,7 @@ def test_in_place_and_out_follow_from_the_functional_rule():
     low, high = Ruled(torch.empty(())), Ruled(torch.empty(()))
     got = torch.aminmax(x, out=(low, high))
     assert got[0] is low and got[1] is high and high.held == 7
-    assert choose_plan(Ruled, aten.add_.Tensor).name == "derived from aten.add.Tensor (rule)"
+    assert resolve(Ruled, aten.add_.Tensor).name == "derived from aten.add.Tensor (rule)"
 
 
 def test_a_result_that_does_not_fit_is_not_written():

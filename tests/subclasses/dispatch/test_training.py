@@ -640,7 +640,7 @@ NOTICING = {
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("kind", NOTICING)
 def test_a_step_between_forward_and_backward_is_noticed(kind, step, door):
-    """A list op leaves the versions of its wrappers to its plan."""
+    """The callable of a list op counts the writes to its wrappers."""
     fn, make = NOTICING[kind]
     x, parameter, call = torch.randn(3, 4, requires_grad=True), nn.Parameter(make()), DOORS[door](fn)
     first, late = call(x, parameter).sum(), call(x, parameter).sum()

@@ -624,7 +624,7 @@ def test_a_graph_over_plain_tensors():
 
 def test_the_plan_is_kept_like_that_of_any_op():
     Kept = declare(keywords={"fallback": "map"})
-    plans = Kept.__torch_dispatch__.__func__.__globals__["_plans"]
+    plans = Kept.__torch_dispatch__.__func__.__globals__["_runs"]
     assert cond_op not in plans
     cond_op(torch.tensor(True), torch.sin, torch.cos, (Kept(torch.ones(1)),))
     assert cond_op in plans

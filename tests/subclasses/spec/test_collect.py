@@ -248,7 +248,14 @@ REFUSED = {
     "outer a method": (lambda: one(outer=lambda self: Outer((1,))), "Bad.outer must be a @staticmethod"),
     "outer of no field": (
         lambda: one(outer=staticmethod(lambda b: Outer((1,)))),
-        "whose parameters are names of fields (a)",
+        "whose parameters are names of fields that are not derived (a)",
+    ),
+    "outer of a derived field": (
+        lambda: declare(
+            {"a": inner(), "b": inner(derived=abs), "outer": staticmethod(lambda a, b: Outer(a.shape))},
+            {"a": Tensor, "b": Tensor},
+        ),
+        "whose parameters are names of fields that are not derived (a)",
     ),
 }
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from subclasses import Outer, SpecError, constant, inner
 from subclasses._torch import fake_mode
-from subclasses.generate.compile_cache import fingerprint
+from subclasses.methods.compile_cache import fingerprint
 from tests.doors import DOORS
 from tests.subclasses.subjects import declare
 from tests.tables import giving, raising

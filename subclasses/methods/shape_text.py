@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import functools
 
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec.collect import InnerField, SubclassSpec
-from subclasses.spec.shapes import Comparison, Place, check_shapes, comparisons
+from subclasses.spec.shapes import Comparison, InnerDim, check_shapes, comparisons
 
 
 def emit_shape_checks(e: Emitter, spec: SubclassSpec) -> None:
@@ -57,13 +57,13 @@ def _wrong_ndim(field: InnerField) -> str:
 
 
 def _differs(comparison: Comparison, declared: dict[str, InnerField], names: dict[str, str]) -> str:
-    place, expected = comparison.place, comparison.expected
-    other = _size(expected, names) if isinstance(expected, Place) else expected
-    condition = f"({_size(place, names)} != {other}) is not False"
-    fields = [place.field, *([expected.field] if isinstance(expected, Place) else [])]
+    inner_dim, expected = comparison.inner_dim, comparison.expected
+    other = _size(expected, names) if isinstance(expected, InnerDim) else expected
+    condition = f"({_size(inner_dim, names)} != {other}) is not False"
+    fields = [inner_dim.field, *([expected.field] if isinstance(expected, InnerDim) else [])]
     absent = [f"{name} is not None" for name in dict.fromkeys(fields) if declared[name].optional]
     return f"({' and '.join((*absent, condition))})" if absent else condition
 
 
-def _size(place: Place, names: dict[str, str]) -> str:
-    return f"{names[place.field]}[{place.index}]"
+def _size(inner_dim: InnerDim, names: dict[str, str]) -> str:
+    return f"{names[inner_dim.field]}[{inner_dim.index}]"

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses.ops.aliasing import argument, may_overlap
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.aliasing import argument, may_overlap
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from subclasses.spec.values import PLAIN
 
 
@@ -92,8 +92,8 @@ def _try_on_copies(cls: Any, op: OpOverload, name: str, args: Any, kwargs: Any) 
     def replace(value: Any) -> Any:
         return copies.get(id(t := select(value)), t)
 
-    found = [_map_leaves(select, argument(facts, args, kwargs, i)) for i in facts.written]
-    written = [t for value in found for t in (value if isinstance(value, list | tuple) else [value])]
+    targets = [_map_leaves(select, argument(facts, args, kwargs, i)) for i in facts.written]
+    written = [t for value in targets for t in (value if isinstance(value, list | tuple) else [value])]
     if any(t.__class__ not in PLAIN for t in written):
         return
     copies = {id(t): _copy(t) for t in written}
@@ -106,7 +106,7 @@ def _try_on_copies(cls: Any, op: OpOverload, name: str, args: Any, kwargs: Any) 
 def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
     """Applies a function to an argument of an op, or to each element of one that is a list."""
     if isinstance(value, list | tuple):
-        return type(value)(_map_leaves(change, part) for part in value)
+        return type(value)(_map_leaves(change, element) for element in value)
     return change(value)
 
 

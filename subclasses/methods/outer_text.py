@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from subclasses.codegen.emitter import Emitter
-from subclasses.generate.outer_sizes import with_given_sizes
+from subclasses.methods.outer_sizes import with_given_sizes
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec import construction
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.fields import Outer

@@ -1,9 +1,9 @@
 """Emits the text of a class's methods from its spec.
 
-There is one function for each method, and each writes to its emitter argument. All methods of a class form one file
-and compile once. Fields appear under their own names. Every other name in the text starts with an underscore or
-comes from the emitter, which avoids the names of fields. Global names with an underscore depend on the class itself and
-are supplied by :mod:`subclasses.generate.install`.
+An ``emit_`` function writes one method to its emitter argument, or a few related methods. All methods of a class form
+one file and compile once. Fields appear under their own names. A function that PyTorch calls has the parameters that
+PyTorch names. Every other name starts with an underscore or comes from the emitter, which avoids the names of fields.
+Global names with an underscore depend on the class itself and are supplied by :mod:`subclasses.methods.install`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch.overrides import handle_torch_function
 from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
 from subclasses._torch_tracing import in_dual_level, without_lazy_bits
-from subclasses.codegen.emitter import Emitter
-from subclasses.generate import fsdp
-from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
-from subclasses.generate.outer_text import emit_make_outer
-from subclasses.generate.shape_text import emit_shape_checks
-from subclasses.ops.tangents import check_no_tangents
+from subclasses.methods import fsdp
+from subclasses.methods.attributes import SPECIAL_ATTRIBUTES
+from subclasses.methods.outer_text import emit_make_outer
+from subclasses.methods.shape_text import emit_shape_checks
+from subclasses.op_schemas.tangents import check_no_tangents
+from subclasses.source_text.emitter import Emitter
 from subclasses.spec import construction
 from subclasses.spec.collect import InnerField, SubclassSpec
 from subclasses.spec.fields import MISSING
@@ -88,13 +88,13 @@ def _parameters(e: Emitter, spec: SubclassSpec) -> str:
     """Returns the parameters: inner tensors, then keyword metadata. None is a default only after all required ones."""
     required = [i for i, f in enumerate(spec.inners) if not f.optional]
     last = max(required, default=-1)
-    parts = [f.name if i <= last else f"{f.name}=None" for i, f in enumerate(spec.inners)]
+    parameters = [f.name if i <= last else f"{f.name}=None" for i, f in enumerate(spec.inners)]
     meta = (*spec.statics, *spec.dynamics)
-    parts += ["*_more"] * bool(meta)
+    parameters += ["*_more"] * bool(meta)
     for field in meta:
         hint = "missing" if field.default is MISSING else f"default_{field.name}"
-        parts.append(f"{field.name}={e.bind(field.default, hint)}")
-    return ", ".join(parts)
+        parameters.append(f"{field.name}={e.bind(field.default, hint)}")
+    return ", ".join(parameters)
 
 
 def _wrap_arguments(spec: SubclassSpec) -> str:
@@ -103,12 +103,12 @@ def _wrap_arguments(spec: SubclassSpec) -> str:
 
 
 def _emit_inner_check(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
-    name, kind = field.name, e.bind(field.subclass, field.subclass.__name__)
+    name, tensor_type = field.name, e.bind(field.subclass, field.subclass.__name__)
     anchor = next((f.name for f in spec.inners if f.device is None and not f.optional), None)
     maybe = f"{name} is not None and " if field.optional else ""
-    e.writeline(f"if {maybe}not isinstance({name}, {kind}):")
+    e.writeline(f"if {maybe}not isinstance({name}, {tensor_type}):")
     bad_type = e.bind(construction.raise_not_a_tensor, "raise_not_a_tensor")
-    e.writeline(f"    {bad_type}({spec.name!r}, {name!r}, {kind}, {name})")
+    e.writeline(f"    {bad_type}({spec.name!r}, {name!r}, {tensor_type}, {name})")
     if field.dtype is not None:
         dtype = e.bind(field.dtype, str(field.dtype).removeprefix("torch."))
         bad_dtype = e.bind(construction.raise_wrong_dtype, "raise_wrong_dtype")
@@ -254,22 +254,22 @@ def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__torch_dispatch__``: one table lookup, then the plan."""
+    """Emits ``__torch_dispatch__``: one table lookup, then the callable."""
     e.writeline("def __torch_dispatch__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
         e.writeline(
             "if _cls is not _Cls:  # super().__torch_dispatch__ of a class that inherits from this one"
         )
         e.writeline("    return _cls._dispatch(_cls, _func, _types, _args, _kwargs)")
-        e.writeline("_plan = _plans.get(_func)")
-        e.writeline("if _plan is None:")
-        e.writeline("    _plan = _resolve(_func)")
+        e.writeline("_run = _runs.get(_func)")
+        e.writeline("if _run is None:")
+        e.writeline("    _run = _resolve(_func)")
         e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
         e.writeline("    return NotImplemented")
         e.writeline(f"if {in_dual_level(e.bind(torch.autograd.forward_ad, 'forward_ad'))}:")
         e.writeline(f"    {e.bind(check_no_tangents, 'check_no_tangents')}(_cls, _func, _args, _kwargs)")
         mapped = ", RuntimeError, IndexError" if spec.fallback == "map" else ""
-        _emit_call_of_rule(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)", mapped)
+        _emit_call(e, "_run(*_args, **_kwargs) if _kwargs else _run(*_args)", mapped)
     e.writeline()
 
 
@@ -284,11 +284,11 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("_rule = _functions.get(_func)")
         e.writeline("if _rule is None:")
         e.writeline("    return _call_unruled(_func, _types, _args, _kwargs or {})")
-        _emit_call_of_rule(e, "_rule(_func, *_args, **_kwargs) if _kwargs else _rule(_func, *_args)")
+        _emit_call(e, "_rule(_func, *_args, **_kwargs) if _kwargs else _rule(_func, *_args)")
     e.writeline()
 
 
-def _emit_call_of_rule(e: Emitter, call: str, more: str = "") -> None:
+def _emit_call(e: Emitter, call: str, more: str = "") -> None:
     e.writeline("try:")
     e.writeline(f"    return {call}")
     e.writeline(f"except (TypeError, AttributeError, RecursionError, AssertionError{more}) as _error:")

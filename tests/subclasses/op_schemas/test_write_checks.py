@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from subclasses import inner
-from subclasses.ops.write_checks import differ
+from subclasses.op_schemas.write_checks import differ
 from tests.doors import by_desugar
 from tests.subclasses.subjects import declare
 from tests.tables import giving

@@ -6,7 +6,7 @@ import torch
 from subclasses._torch import all_aten_ops
 from subclasses.autograd.python_functions import python_functions, tagged_functions, twins
 from subclasses.dispatch.views import VIEW_NAMES, view_functions
-from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.op_schemas.schema import functional_counterpart, op_facts
 from tests.tables import giving
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ COUNTERPARTS = {
 test_facts_of_ops = giving(
     {
         "the arguments of a functional op": (
-            lambda: [(a.name, a.kind, a.keyword) for a in op_facts(aten.add.Tensor).arguments],
+            lambda: [(a.name, a.role, a.keyword) for a in op_facts(aten.add.Tensor).arguments],
             [("self", "tensor", False), ("other", "tensor", False), ("alpha", "other", True)],
         ),
         "a functional op": (

@@ -31,7 +31,7 @@ from subclasses.autograd import construct
 from subclasses.autograd.calling import in_rule
 from subclasses.autograd.gradient_errors import assigned_error
 from subclasses.errors import SpecError, one_of
-from subclasses.generate import parameters
+from subclasses.methods import parameters
 from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
@@ -290,19 +290,19 @@ class DerivedField:
         if known is not None and _is_same_state(known[0], state) and known[1]._version == known[2]:
             return known[1]
         with torch.no_grad():
-            found = self.make(x)
-        if type(found) is Tensor and not found.is_inference() and found._base is not x:
-            x.__dict__.setdefault(DERIVED, {})[self.name] = state, found, found._version
-        return found
+            derived = self.make(x)
+        if type(derived) is Tensor and not derived.is_inference() and derived._base is not x:
+            x.__dict__.setdefault(DERIVED, {})[self.name] = state, derived, derived._version
+        return derived
 
     def make(self, x: Any) -> Tensor:
         """Computes the tensor; if inner tensors require grad, as a differentiable function of them."""
-        found = self.compute(x)
-        if not isinstance(found, Tensor):
+        derived = self.compute(x)
+        if not isinstance(derived, Tensor):
             raise TypeError(
-                f"{type(x).__name__}.{self.name}: expected a tensor from derived=, got {one_of(type(found))}"
+                f"{type(x).__name__}.{self.name}: expected a tensor from derived=, got {one_of(type(derived))}"
             )
-        return found
+        return derived
 
     def __set__(self, x: Any, value: Any) -> None:
         raise AttributeError(

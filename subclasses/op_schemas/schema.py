@@ -10,7 +10,7 @@ import torch
 
 from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched, schema_of
 
-Kind = Literal["tensor", "tensors", "other"]
+Role = Literal["tensor", "tensors", "other"]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Argument:
     """
 
     name: str
-    kind: Kind
+    role: Role
     keyword: bool
     written: bool
     aliases: frozenset[str]
@@ -30,11 +30,11 @@ class Argument:
 
 @dataclass(frozen=True)
 class OpFacts:
-    """The facts of a schema that plans need.
+    """The facts of a schema that dispatch needs.
 
     Attributes:
         arguments: in order, keyword-only arguments last.
-        returns: the kind of each result.
+        returns: the role of each result.
         written: indices of the arguments that the op writes to.
         returned: for each result, the index of the written argument that is returned, or None.
         viewed: pairs (argument, result) of indices where the result is a view of the argument.
@@ -42,7 +42,7 @@ class OpFacts:
     """
 
     arguments: tuple[Argument, ...]
-    returns: tuple[Kind, ...]
+    returns: tuple[Role, ...]
     written: tuple[int, ...]
     returned: tuple[int | None, ...]
     viewed: tuple[tuple[int, int], ...]
@@ -59,10 +59,10 @@ def op_facts(op: OpOverload) -> OpFacts:
     """Reads the facts of an op from its schema, once."""
     schema = schema_of(op)
     arguments = tuple(
-        Argument(a.name, _kind(a.type), a.kwarg_only, _is_write(a), _alias_set(a), _default(a))
+        Argument(a.name, _role(a.type), a.kwarg_only, _is_write(a), _alias_set(a), _default(a))
         for a in schema.arguments
     )
-    kinds: tuple[Kind, ...] = tuple(_kind(r.type) for r in schema.returns)
+    roles: tuple[Role, ...] = tuple(_role(r.type) for r in schema.returns)
     results = [_alias_set(r) for r in schema.returns]
     written = tuple(i for i, a in enumerate(arguments) if a.written)
     returned = tuple(next((i for i in written if arguments[i].aliases & r), None) for r in results)
@@ -72,11 +72,11 @@ def op_facts(op: OpOverload) -> OpFacts:
         for i, a in enumerate(arguments)
         if not a.written
         and returned[j] is None
-        and (a.aliases & r or ("*" in a.aliases and kinds[j] == "tensors"))
+        and (a.aliases & r or ("*" in a.aliases and roles[j] == "tensors"))
     )
     return OpFacts(
         arguments,
-        kinds,
+        roles,
         written,
         returned,
         viewed,
@@ -84,8 +84,8 @@ def op_facts(op: OpOverload) -> OpFacts:
     )
 
 
-def _kind(kind: Any) -> Kind:
-    text = str(kind).replace("Optional[", "").replace("]", "")
+def _role(type_: Any) -> Role:
+    text = str(type_).replace("Optional[", "").replace("]", "")
     return {"Tensor": "tensor", "List[Tensor": "tensors"}.get(text, "other")  # type: ignore[return-value]
 
 
@@ -127,10 +127,10 @@ def functional_counterpart(op: OpOverload) -> OpOverload | None:
         packet = getattr(getattr(torch.ops, op.namespace), name.removesuffix("_"), None)
     wanted = [(a.name, str(a.type)) for a in schema_of(op).arguments if in_place or not _is_write(a)]
     for overload in packet.overloads() if packet is not None else ():
-        found = getattr(packet, overload)
-        same = [(a.name, str(a.type)) for a in schema_of(found).arguments] == wanted
-        if same and not schema_of(found).is_mutable:
-            return found
+        candidate = getattr(packet, overload)
+        same = [(a.name, str(a.type)) for a in schema_of(candidate).arguments] == wanted
+        if same and not schema_of(candidate).is_mutable:
+            return candidate
     return None
 
 
@@ -150,7 +150,10 @@ def functional_counterpart_of_view(op: OpOverload) -> OpOverload | None:
     packet = getattr(getattr(torch.ops, op.namespace), op.overloadpacket.__name__.removesuffix("_"), None)
     wanted = [(a.name, str(a.type)) for a in schema_of(op).arguments]
     for overload in packet.overloads() if packet is not None else ():
-        found = getattr(packet, overload)
-        if op_facts(found).viewed and [(a.name, str(a.type)) for a in schema_of(found).arguments] == wanted:
-            return found
+        candidate = getattr(packet, overload)
+        if (
+            op_facts(candidate).viewed
+            and [(a.name, str(a.type)) for a in schema_of(candidate).arguments] == wanted
+        ):
+            return candidate
     return None

@@ -26,7 +26,7 @@ from subclasses._torch import (
 )
 from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.layout import describe_metadata, field_name
-from subclasses.ops.schema import OpFacts, op_facts
+from subclasses.op_schemas.schema import OpFacts, op_facts
 from subclasses.spec.values import (
     PLAIN,
     differ,
@@ -49,7 +49,7 @@ def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]
     if facts.written:
         return lambda *args, **kwargs: return_written(facts, args, kwargs, run(*args, **kwargs))
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         out = run(*args, **kwargs)
         if out is NotImplemented:
             return out
@@ -62,7 +62,7 @@ def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]
                     set_storage_of(view, base)
         return out
 
-    return plan
+    return wrapped
 
 
 def _change_metadata(op: OpOverload, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -115,7 +115,7 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
     if not any(i is not None for i in facts.returned):
         return run
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         out = run(*args, **kwargs)
         if out is NotImplemented:
             return out
@@ -126,11 +126,11 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
                 if facts.changes_metadata:
                     _check_changed(cls, op, words, target, one)
                 if isinstance(target, cls):  # below autograd, no version shows writes to inner tensors
-                    parts = list(innermost(target))
-                    bump_versions([t for t in parts if is_differentiable(t)] or parts)
+                    inners = list(innermost(target))
+                    bump_versions([t for t in inners if is_differentiable(t)] or inners)
         return out
 
-    return plan
+    return wrapped
 
 
 def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
@@ -177,14 +177,14 @@ def with_versions_of_base(
 
     Args:
         op: the op.
-        run: its plan.
-        is_copy: whether the plan returns no views of inner tensors.
-        by_rule: whether the plan is a rule of the author, which may have called another op on the value.
+        run: its callable.
+        is_copy: whether the callable returns no views of inner tensors.
+        by_rule: whether the callable is a rule of the author, which may have called another op on the value.
     """
     facts = op_facts(op)
     index, is_inference_mode = facts.viewed[0][0], torch.is_inference_mode_enabled
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         base = args[index] if index < len(args) else argument(facts, args, kwargs, index)
         if is_inference_mode() and not base.is_inference():
             with torch.inference_mode(False), torch.no_grad():
@@ -204,7 +204,7 @@ def with_versions_of_base(
             return out
         return [_untracked(one, base) for one in out] if isinstance(out, list) else _untracked(out, base)
 
-    return plan
+    return wrapped
 
 
 _STRIDES = "view size is not compatible with input tensor's size and stride"
@@ -280,18 +280,18 @@ def bump_versions(tensors: Sequence[Tensor | None]) -> None:
 
 
 def with_counted_writes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan of an op that writes to the elements of lists, whose versions autograd leaves to the kernel."""
+    """Wraps an op that writes to the elements of lists, whose versions autograd leaves to the kernel."""
     facts = op_facts(op)
-    lists = [i for i in facts.written if facts.arguments[i].kind == "tensors"]
+    lists = [i for i in facts.written if facts.arguments[i].role == "tensors"]
 
-    def plan(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
         out = run(*args, **kwargs)
         if out is not NotImplemented:
             for i in lists:
                 bump_versions([t for t in argument(facts, args, kwargs, i) if isinstance(t, cls)])
         return out
 
-    return plan if lists else run
+    return wrapped if lists else run
 
 
 def resize_outer(written: Any, cls: Any) -> None:

@@ -15,7 +15,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from subclasses import DispatchError, Outer, TensorSubclass, inner
 from subclasses.dispatch.sharding import rows_of
-from subclasses.generate.sharded_gradients import pack, unpack
+from subclasses.methods.sharded_gradients import pack, unpack
 from tests.subclasses.subjects import (
     FACTORIES,
     LowRank,

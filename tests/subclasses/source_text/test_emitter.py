@@ -2,8 +2,8 @@
 
 import doctest
 
-from subclasses.codegen import emitter
-from subclasses.codegen.emitter import Emitter
+from subclasses.source_text import emitter
+from subclasses.source_text.emitter import Emitter
 
 
 def test_the_example_of_the_docstring():

@@ -1,8 +1,8 @@
 """Gradients of Parameters of declared classes that FSDP2 cut into rows.
 
-FSDP2 sums the gradients of a group of Parameters in one flat buffer, of which each rank keeps its part. It expects one
+FSDP2 sums the gradients of a group of Parameters in one flat buffer, of which each rank keeps its shard. It expects one
 plain gradient of the size of each Parameter. A gradient of a declared class has a tensor for each inner tensor. This
-module packs them into one plain matrix with a row for each rank, and unpacks this rank's row to its part's gradient.
+module packs them into one plain matrix with a row for each rank, and unpacks this rank's row to its shard's gradient.
 
 An inner tensor that stays whole on each rank is in every row. Its gradient is then the same on all ranks, which make
 the same update; the norm of all gradients counts it once.
@@ -18,22 +18,22 @@ from torch import Tensor
 
 from subclasses.dispatch.sharding import is_cut, rows_of
 from subclasses.errors import DispatchError, one_of
-from subclasses.generate.parameters import mark_gradient
+from subclasses.methods.parameters import mark_gradient
 from subclasses.spec.values import RANKS, is_differentiable, map_inners
 
 
-def pack(part: Any, gradient: Any, ranks: int) -> Tensor | None:
+def pack(shard: Any, gradient: Any, ranks: int) -> Tensor | None:
     """Returns a gradient as a matrix with a row for each rank; None if FSDP2 itself handles it, as a plain one.
 
     Args:
-        part: this rank's part of the Parameter.
+        shard: this rank's shard of the Parameter.
         gradient: the gradient of the whole Parameter.
         ranks: the number of ranks that the Parameter is cut for.
 
     Raises:
         DispatchError: the gradient is not of the class of the Parameter.
     """
-    cls = type(part)
+    cls = type(shard)
     if not hasattr(cls, "__spec__"):
         return None
     if not isinstance(gradient, cls):
@@ -48,10 +48,10 @@ def pack(part: Any, gradient: Any, ranks: int) -> Tensor | None:
     return torch.stack([torch.cat([t.reshape(-1) for t in row]) for row in rows])
 
 
-def unpack(part: Any, row: Tensor, ranks: int) -> Any:
-    """Returns the gradient of this rank's part from its row of the matrix, as views of it."""
-    gradient = _with_gradients(part, iter(row.reshape(-1).split([t.numel() for t in _tensors(part)])))
-    marked = mark_gradient(gradient, part.__dict__)
+def unpack(shard: Any, row: Tensor, ranks: int) -> Any:
+    """Returns the gradient of this rank's shard from its row of the matrix, as views of it."""
+    gradient = _with_gradients(shard, iter(row.reshape(-1).split([t.numel() for t in _tensors(shard)])))
+    marked = mark_gradient(gradient, shard.__dict__)
     _mark_whole(marked, ranks)
     return marked
 
@@ -66,13 +66,13 @@ def _tensors(x: Any) -> Iterator[Tensor]:
             yield t
 
 
-def _with_gradients(x: Any, parts: Iterator[Tensor]) -> Any:
-    """Returns a value with the next parts in place of its differentiable tensors."""
+def _with_gradients(x: Any, gradients: Iterator[Tensor]) -> Any:
+    """Returns a value with the next shards in place of its differentiable tensors."""
 
     def replace(_: Any, t: Any) -> Any:
         if hasattr(type(t), "__spec__"):
-            return _with_gradients(t, parts)
-        return next(parts).view(t.shape).to(t.dtype) if is_differentiable(t) else t
+            return _with_gradients(t, gradients)
+        return next(gradients).view(t.shape).to(t.dtype) if is_differentiable(t) else t
 
     return map_inners(x, replace)
 

@@ -208,9 +208,9 @@ def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
     if not held["_layout"].nested:
         return as_cotangent(grad)
     names = type(grad).__spec__.attributes
-    parts = dict(zip(names, unwrap(grad, names), strict=True))
-    parts |= {name: _convert_inner(parts[name], held[name]) for name, _ in held["_layout"].nested}
-    inners = [*parts.values()]
+    gradients = dict(zip(names, unwrap(grad, names), strict=True))
+    gradients |= {name: _convert_inner(gradients[name], held[name]) for name, _ in held["_layout"].nested}
+    inners = [*gradients.values()]
     return construct(with_nested(cotangent_layout(grad._layout), *inners), dynamic_ints(grad), *inners)
 
 

@@ -17,7 +17,7 @@ from subclasses._torch import preserve_version_counter
 from subclasses._torch_distributed import reduce_packed_gradients
 from subclasses.dispatch.sharding import is_cut
 from subclasses.dispatch.structural import follows_dtype
-from subclasses.generate.sharded_gradients import pack, unpack
+from subclasses.methods.sharded_gradients import pack, unpack
 from subclasses.spec.values import dynamic_ints
 
 Gathered = tuple[Any, tuple[Tensor, ...]]
@@ -25,12 +25,12 @@ Gathered = tuple[Any, tuple[Tensor, ...]]
 reduce_packed_gradients(pack, unpack)
 
 
-class Part(NamedTuple):
+class ShardState(NamedTuple):
     """The state from which a Parameter is rebuilt, besides the tensors that are gathered.
 
     Attributes:
         layout: the layout of the value.
-        inners: the inner tensors by attribute, in order of declaration; a Part in place of a declared class.
+        inners: the inner tensors by attribute, in order of declaration; a ShardState in place of a declared class.
         gathered: the attributes whose inner tensors are replaced by gathered tensors.
         dynamics: the values of the dynamic ints.
     """
@@ -41,16 +41,20 @@ class Part(NamedTuple):
     dynamics: tuple[Any, ...]
 
 
-def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[tuple[Tensor, ...], Part]:
+def pre_all_gather(
+    x: Any, mesh: Any, outer_size: Any, mp_policy: Any
+) -> tuple[tuple[Tensor, ...], ShardState]:
     """Returns the inner tensors to gather, in the policy's parameter dtype, and the metadata to rebuild from."""
     tensors: list[Tensor] = []
     # FSDP gathers nothing on one rank and returns the first tensor alone; the other tensors are complete.
     most = 1 if mesh is not None and mesh.size() == 1 else None
-    part = _part(x, len(outer_size), None if mp_policy is None else mp_policy.param_dtype, tensors, most)
-    return tuple(tensors), part
+    state = _shard_state(
+        x, len(outer_size), None if mp_policy is None else mp_policy.param_dtype, tensors, most
+    )
+    return tuple(tensors), state
 
 
-def _part(x: Any, dims: int, dtype: Any, tensors: list[Tensor], most: int | None) -> Part:
+def _shard_state(x: Any, dims: int, dtype: Any, tensors: list[Tensor], most: int | None) -> ShardState:
     """Appends at most ``most`` inner tensors to gather, and returns the metadata."""
     gathered: list[str] = []
     inners: dict[str, Any] = {}
@@ -62,15 +66,15 @@ def _part(x: Any, dims: int, dtype: Any, tensors: list[Tensor], most: int | None
         if dtype is not None and follows_dtype(x, field, t):
             t = t.to(dtype)
         if cut and hasattr(type(t), "__spec__"):
-            t = _part(t, t.dim(), None, tensors, most)
+            t = _shard_state(t, t.dim(), None, tensors, most)
         elif cut and len(tensors) != most:
             tensors.append(t)
             gathered.append(field.attribute)
         inners[field.attribute] = t
-    return Part(x._layout, inners, tuple(gathered), dynamic_ints(x))
+    return ShardState(x._layout, inners, tuple(gathered), dynamic_ints(x))
 
 
-def post_all_gather(outputs: tuple[Tensor, ...], metadata: Part, out: Any) -> Gathered | None:
+def post_all_gather(outputs: tuple[Tensor, ...], metadata: ShardState, out: Any) -> Gathered | None:
     """Rebuilds the whole parameter from the gathered inner tensors.
 
     With ``out``, the function updates ``out`` and returns None. FSDP refilled the gathered storages, which the inner
@@ -84,23 +88,23 @@ def post_all_gather(outputs: tuple[Tensor, ...], metadata: Part, out: Any) -> Ga
     return None
 
 
-def _rebuild(part: Part, left: Iterator[Tensor]) -> Any:
+def _rebuild(state: ShardState, left: Iterator[Tensor]) -> Any:
     """Returns a value with the next gathered tensors."""
     inners = [
-        _rebuild(t, left) if isinstance(t, Part) else next(left) if name in part.gathered else t
-        for name, t in part.inners.items()
+        _rebuild(t, left) if isinstance(t, ShardState) else next(left) if name in state.gathered else t
+        for name, t in state.inners.items()
     ]
-    return part.layout.cls._wrap(part.layout, *inners, *part.dynamics)
+    return state.layout.cls._wrap(state.layout, *inners, *state.dynamics)
 
 
-def _refill(target: Any, part: Part, left: Iterator[Tensor]) -> None:
+def _refill(target: Any, state: ShardState, left: Iterator[Tensor]) -> None:
     """Copies the next gathered tensors into a value, where it has storages of its own."""
-    for name, t in part.inners.items():
+    for name, t in state.inners.items():
         held = target.__dict__[name]
-        if isinstance(t, Part):
+        if isinstance(t, ShardState):
             _refill(held, t, left)
             continue
-        whole = next(left) if name in part.gathered else t
+        whole = next(left) if name in state.gathered else t
         if whole is not None and held.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
             # The numbers equal the first gather's, which autograd saved, so the version stays.
             with preserve_version_counter(held):

@@ -20,24 +20,24 @@ from subclasses._torch_distributed import size_inner_dtensors
 from subclasses.autograd import construct, materialize
 from subclasses.autograd.above import call
 from subclasses.autograd.cotangent_class import call_without_rules
-from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.views import view_functions
-from subclasses.generate.attributes import (
+from subclasses.layout import Layout, intern_layout, nested_layouts
+from subclasses.methods.attributes import (
     DynamicDims,
     VaryingDims,
     check_constant,
     install_fields,
     set_field,
 )
-from subclasses.generate.class_text import emit_class
-from subclasses.generate.compile_cache import stable_hash
-from subclasses.layout import Layout, intern_layout, nested_layouts
+from subclasses.methods.class_text import emit_class
+from subclasses.methods.compile_cache import stable_hash
 from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import collect_function_rules, has_formulas, has_op_rules, rules_views
 from subclasses.rules.symbolic_numbers import with_ints
 from subclasses.serialize import allow_loading
+from subclasses.source_text.build import build_functions
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.construction import checked_init, checked_new, serving_new
 from subclasses.spec.fields import MISSING
@@ -55,11 +55,11 @@ def install(cls: Any, root: type) -> None:
     """Generates the methods of a class and installs those that the class body or a base does not define."""
     spec: SubclassSpec = cls.__spec__
     e = emit_class(spec)
-    plan_table: dict[Any, Any] = {}
+    run_table: dict[Any, Any] = {}
     function_table: dict[Any, Any] = {}
     made = build_functions(
         e.source,
-        e.namespace | _generated_globals(cls, spec, plan_table, function_table),
+        e.namespace | _generated_globals(cls, spec, run_table, function_table),
         filename=f"<subclasses {spec.name}>",
         owner=cls,
     )
@@ -85,7 +85,7 @@ def install(cls: Any, root: type) -> None:
         skip_frames(cls.__repr__)  # print(x) breaks the graph, and then needs values of eager mode
     allow_loading(cls)
     cls._traits = traits_of(cls, wraps=cls.wrap_cotangent is not root.wrap_cotangent)  # type: ignore[attr-defined]
-    cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
+    cls._refresh = functools.partial(_refresh, weakref.ref(cls), run_table, function_table, made, root)
     cls._refresh()
     if _is_overridden(cls, "__torch_function__", root):
         _serve_super(cls)
@@ -141,14 +141,14 @@ def _as_method(cls: Any, name: str, function: Any) -> Any:
 
 def _refresh(
     ref: Any,
-    plan_table: dict[Any, Any],
+    run_table: dict[Any, Any],
     functions: dict[Any, Any],
     made: dict[str, Any],
     root: type,
 ) -> None:
-    """Clears resolved plans, and installs ``__torch_function__`` if a rule exists or a class that inherits calls it."""
+    """Clears resolved callables. Installs ``__torch_function__`` if a rule exists or a class that inherits calls it."""
     cls = ref()
-    plan_table.clear()
+    run_table.clear()
     functions.clear()
     if cls.__spec__.fallback == "materialize" and not cls._is_cotangent:
         functions.update(view_functions)
@@ -165,21 +165,21 @@ def _refresh(
         cls.__torch_function__ = classmethod(made[name] if functions else call_without_rules)
     elif not _is_overridden(cls, name, root):
         is_asked = cls._has_function_rules or cls._runs_above or "_serves_super" in vars(cls)
-        found = classmethod(made[name]) if is_asked else disabled_torch_function_impl
-        setattr(cls, name, found)
+        function = classmethod(made[name]) if is_asked else disabled_torch_function_impl
+        setattr(cls, name, function)
 
 
 # ---- globals of the generated text -------------------------------------------------------------------------
 
 
 def _generated_globals(
-    cls: Any, spec: SubclassSpec, plan_table: dict[Any, Any], functions: dict[Any, Any]
+    cls: Any, spec: SubclassSpec, run_table: dict[Any, Any], functions: dict[Any, Any]
 ) -> dict[str, object]:
     layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
 
     def resolve(op: Any) -> Any:
-        plan = plan_table[op] = resolution.choose_plan(cls, op).run
-        return plan
+        run = run_table[op] = resolution.resolve(cls, op).run
+        return run
 
     return {
         "_Cls": cls,
@@ -195,7 +195,7 @@ def _generated_globals(
         "_make_carrier": make_carrier,
         "_make_layout": functools.partial(make_layout, cls, spec, layouts),
         "_outer_of": cls.outer if spec.has_outer else None,
-        "_plans": plan_table,
+        "_runs": run_table,
         "_raise_from_rule": raise_from_rule,
         "_resolve": resolve,
         "_set_field": set_field,

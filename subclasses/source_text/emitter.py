@@ -42,8 +42,8 @@ class Emitter:
 
     def writeline(self, line: str = "") -> None:
         """Adds one line, or several if the text contains newlines, at the current indentation."""
-        for part in line.split("\n"):
-            self._lines.append("    " * self._depth + part if part else "")
+        for text in line.split("\n"):
+            self._lines.append("    " * self._depth + text if text else "")
 
     @contextmanager
     def indent(self) -> Iterator[None]:

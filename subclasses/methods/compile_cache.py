@@ -42,8 +42,8 @@ def stable_hash(x: Tensor) -> str:
 def _describe_layout(layout: Layout) -> str:
     nested = [(name, _describe_layout(inside)) for name, inside in layout.nested]
     cls = layout.cls
-    parts = (fingerprint(cls), describe_value(layout.statics), layout.present, nested, layout.cotangent)
-    return f"{cls.__module__}.{cls.__qualname__}{parts}"
+    facts = (fingerprint(cls), describe_value(layout.statics), layout.present, nested, layout.cotangent)
+    return f"{cls.__module__}.{cls.__qualname__}{facts}"
 
 
 def _describe_tensor(t: Tensor) -> tuple[Any, ...]:
@@ -66,29 +66,29 @@ def _describe_tensor(t: Tensor) -> tuple[Any, ...]:
 
 def describe_value(value: Any) -> str:
     """Returns text for static metadata: the same for equal values in every process, different for other values."""
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    type_name = f"{type(value).__module__}.{type(value).__qualname__}"
     match value:
         case enum.Enum():
-            return f"{kind}.{value.name}"
+            return f"{type_name}.{value.name}"
         case tuple():
-            return f"{kind}({', '.join(map(describe_value, value))})"
+            return f"{type_name}({', '.join(map(describe_value, value))})"
         case list():
-            return f"{kind}[{', '.join(map(describe_value, value))}]"
+            return f"{type_name}[{', '.join(map(describe_value, value))}]"
         case dict():
             items = [f"{describe_value(k)}: {describe_value(v)}" for k, v in value.items()]
-            return f"{kind}{{{', '.join(items)}}}"
+            return f"{type_name}{{{', '.join(items)}}}"
         case frozenset():
-            return f"{kind}({', '.join(sorted(map(describe_value, value)))})"
+            return f"{type_name}({', '.join(sorted(map(describe_value, value)))})"
         case types.FunctionType():
             return f"{value.__module__}.{value.__qualname__}:{_digest(describe_function(value))}"
         case type() | types.BuiltinFunctionType():
             return f"{value.__module__}.{value.__qualname__}"
         case _ if type(value) in _BUILT_IN:  # a class that inherits from one may have a `repr` of its own
-            return f"{kind}:{value!r}"
+            return f"{type_name}:{value!r}"
     if dataclasses.is_dataclass(value):
         fields = [(f.name, describe_value(getattr(value, f.name))) for f in dataclasses.fields(value)]
-        return f"{kind}{fields}"
-    return f"{kind}:{hashlib.blake2b(pickle.dumps(value)).hexdigest()}"
+        return f"{type_name}{fields}"
+    return f"{type_name}:{hashlib.blake2b(pickle.dumps(value)).hexdigest()}"
 
 
 _BUILT_IN = (type(None), bool, int, float, complex, str, bytes)

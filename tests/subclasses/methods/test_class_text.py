@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from subclasses import TensorSubclass, inner
-from subclasses.generate.attributes import StaticField
+from subclasses.methods.attributes import StaticField
 from tests.subclasses import subjects
 from tests.subclasses.subjects import (
     FACTORIES,

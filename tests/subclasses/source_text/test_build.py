@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from subclasses import TensorSubclass
-from subclasses.codegen.build import build_functions
+from subclasses.source_text.build import build_functions
 from tests.subclasses.subjects import MODES, Pair, assert_same, make_pair
 
 SOURCE = """\
