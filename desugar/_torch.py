@@ -1,4 +1,4 @@
-"""Every private name of torch that the pass uses, with the reason. Each is imported on first use.
+"""Every private name of torch that `desugar` uses, with the reason. Each is imported on first use.
 
 The names import torch.fx, sympy, Dynamo or Inductor, which `import desugar` does not need. `subclasses/_torch.py`
 has the names that the spec layer needs at import.
@@ -159,7 +159,7 @@ _LAZY = {
     "ObjNotFoundError": "torch.package.importer",
     # The error of Dynamo for code that it cannot capture.
     "TorchDynamoException": "torch._dynamo.exc",
-    # PyTorch's own backends, for graphs that the pass does not support.
+    # PyTorch's own backends, for graphs that desugaring does not support.
     "lookup_backend": "torch._dynamo",
     "aot_autograd": "torch._dynamo.backends.common",
     # Dynamo's mark on parameters and buffers, which keep their addresses from call to call.

@@ -28,8 +28,8 @@ from subclasses.spec.values import carrier
 def convert_by_inner_tensors(backend: Callable[..., Any]) -> None:
     """Makes the fake of a subclass argument with symbolic sizes from its inner tensors, in the graphs for `backend`.
 
-    The pass flattens each argument to its inner tensors, and finds overlaps among the real inner tensors. A dynamic int
-    that is 1 has a symbol, too.
+    `desugar.flatten` flattens each argument to its inner tensors, and finds overlaps among the real inner tensors. A
+    dynamic int that is 1 has a symbol, too.
     """
     after_import("torch._subclasses.meta_utils", functools.partial(_patch, backend))
 

@@ -96,7 +96,7 @@ def compile(  # noqa: PLR0913 - the options of `torch.compile`
         dynamic: Which sizes are symbolic: all, from the first call on (True), none (False), those that changed (None).
         mode: As for `torch.compile`, with Inductor.
         options: As for `torch.compile`, with Inductor.
-        strict: Whether a graph that the pass does not support raises a `DesugarError` instead of going to PyTorch's
+        strict: Whether a graph that desugaring does not support raises a `DesugarError` instead of going to PyTorch's
             AOTAutograd. The environment variable `DESUGAR_STRICT=1` sets it for every call.
 
     Returns:
@@ -127,7 +127,7 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
         The program; its `.forward`, `.backward` and `.joint` are graphs over plain tensors.
 
     Raises:
-        DesugarError: The pass does not support the function, or the function has no tensor ops.
+        DesugarError: Desugaring does not support the function, or the function has no tensor ops.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
     """
     return capture(fn, args, kwargs, choose_backend("eager"))

@@ -1,4 +1,4 @@
-"""The error of the pass, which names the user's line."""
+"""The errors of the library, with the user's line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from desugar.user_code import find_line, find_line_of
 
 
 class DesugarError(RuntimeError):
-    """Raised for a function that the pass does not support. The arguments of the call are unchanged.
+    """Raised for a function that desugaring does not support. The arguments of the call are unchanged.
 
     The message names the problem (`what`), a line of the user's code (`where`) and a remedy (`instead`). By default,
     the line is the innermost line of the user's code on the stack.

@@ -61,13 +61,13 @@ def build_program(
         function: The function, and how to compile its derivative.
         inputs: Its flattened arguments.
         backend: The compiler of the plain graphs.
-        fallback: The function that runs a call that does not match the program. In such a call, a mutated tensor
-            shares memory with another tensor. Or a storage offset that the program depends on, or the size of a whole
-            DTensor, differs.
+        fallback: The function that runs a call that does not match the program. There are three kinds of such calls. A
+            mutated tensor shares memory with another tensor, a storage offset that the program uses differs, or a
+            DTensor has another global shape.
         place: Keeps the compiled graphs, in the store or in this process; None if nothing is kept.
 
     Raises:
-        DesugarError: The pass does not support the function. The arguments are unchanged.
+        DesugarError: Desugaring does not support the function. The arguments are unchanged.
     """
     known = graph_texts()
     try:
@@ -114,7 +114,11 @@ def _wrap_program(
 
 @contextlib.contextmanager
 def _trace_modes() -> Iterator[None]:
-    """Turns off compiled autograd and inference mode, which fake tensors do not support; gradients stay off."""
+    """Turns off compiled autograd and inference mode, which fake tensors do not support; gradients stay off.
+
+    Also makes the nested tensor that PyTorch makes once for all its nested tensors: inside a trace it would be made of
+    fake tensors. The modes are on while a stored program is loaded, too, since finding its views runs the function.
+    """
     with private.compiled_autograd._disable(), contextlib.ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -130,8 +134,8 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
     """Runs the stages before the wrapper: discover, trace, partition, compile; checks the traced and the split graphs.
 
     Returns:
-        The program, and the kernels that have to be built before the first call of the forward. Its graphs are copies,
-        because a compiler may change its input.
+        The program, and the kernels that have to be built before the first call of the forward. The plain graphs of the
+        program are copies, because a compiler may change the graph that it gets.
     """
     traced = _trace(function, inputs, backend)
     if backend.reads_memory:

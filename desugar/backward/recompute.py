@@ -1,7 +1,7 @@
 """Computes gradients of any type and order by running and differentiating the captured function again.
 
-`torch.autograd.grad` over the function is a function itself, and the pass compiles it. Its gradients are correct to any
-order, because autograd computes them.
+`torch.autograd.grad` over the function is a function itself, and `pipeline` compiles it. Its gradients are correct to
+any order, because autograd computes them.
 
 Eager mode does not keep all arguments of a call alive until its backward, so neither does the wrapper. An argument
 that the forward saves is read from the saved tensors. A leaf of autograd is read from the autograd graph. The other

@@ -315,7 +315,7 @@ def prune_missing(
     """Returns a copy of the backward graph without the computations that depend on missing tangents only.
 
     Autograd formulas are linear in the incoming gradients, and eager mode does not run formulas that no gradient
-    reaches. So a value computed only from missing tangents is zero. The pass removes additions of such values, and then
+    reaches. So a value computed only from missing tangents is zero. Pruning removes additions of such values, and then
     the nodes and the input tensors without users. An output becomes None if it depends on tangents and none arrives.
 
     Args:

@@ -66,7 +66,7 @@ def _versions() -> Iterator[Finding]:
 
 
 def _private_names() -> Finding:
-    """Examines the names of torch that the pass imports on first use."""
+    """Examines the names of torch that `desugar` imports on first use."""
     absent = []
     for name in private.NAMES:
         try:
@@ -77,7 +77,7 @@ def _private_names() -> Finding:
         return Finding(
             "broken", "names of torch", f"{', '.join(absent)}: this release of PyTorch is not supported"
         )
-    return Finding("ok", "names of torch", f"all {len(private.NAMES)} that the pass uses are there")
+    return Finding("ok", "names of torch", f"all {len(private.NAMES)} that desugar uses are there")
 
 
 def _cxx() -> Finding:

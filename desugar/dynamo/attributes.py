@@ -69,7 +69,7 @@ def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:
 def break_at_assignments(backend: Callable[..., Any]) -> None:
     """Makes Dynamo break the graphs for `backend` at an assignment to an attribute that a wrapper of any class has.
 
-    Rules and methods assign in nodes of the graph, which the pass traces.
+    Rules and methods assign in nodes of the graph, which `desugar.tracing` traces.
     """
     setattr(backend, capture.MAKES_ASSIGNMENTS, True)
     capture.break_at_assignments(
@@ -92,7 +92,7 @@ def wrapper_of(item: Any) -> Tensor | None:
 def _is_part(value: Tensor, name: str) -> bool:
     """Returns whether a wrapper already has an attribute in its `__dict__`, or among its inner tensors or fields.
 
-    The pass does not trace other attributes.
+    `desugar.tracing` does not trace other attributes.
     """
     fields = value.__spec__.inner_names if isinstance(value, TensorSubclass) else ()
     return name in value.__dict__ or name in fields or name in value.__tensor_flatten__()[0]  # type: ignore[attr-defined]

@@ -1,9 +1,10 @@
 """The Dynamo backend: compiles a Dynamo graph to a program over plain tensors.
 
 Dynamo passes a graph of outer ops and real arguments to the backend, and guards the values that the user's Python code
-read. The pass makes fakes of the arguments in Dynamo's own fake mode, so that its assumptions about sizes become
-Dynamo's guards. The generated wrapper then needs no checks. A graph that the pass does not support goes to PyTorch's
-AOTAutograd, and the reason is logged.
+read. This module makes fakes of the arguments in Dynamo's own fake mode, so that its assumptions about sizes become
+Dynamo's guards. The generated wrapper repeats none of them. It checks only facts that Dynamo does not guard: overlaps
+of a mutated tensor with others, storage offsets, global sizes of DTensors, and inference mode. A graph that desugaring
+does not support goes to PyTorch's AOTAutograd, and the reason is logged.
 
 A function that differentiates a Dynamo graph is compiled once for each kind of arguments (:class:`Specialized`). Dynamo
 has not captured such a function, so it has no guards for its programs. Calls are rare, so this module compares the
@@ -45,7 +46,7 @@ from subclasses.slow_paths import say_once
 log = logging.getLogger("desugar")
 
 MAX_PROGRAMS = 8  # like Dynamo's limit; a call that needs one more program runs op by op
-STRICT = "DESUGAR_STRICT"  # environment variable: a graph that the pass does not support is an error
+STRICT = "DESUGAR_STRICT"  # environment variable: a graph that desugaring does not support is an error
 
 # ---------------------------------------------------------------------------------------------- Dynamo's graphs
 
@@ -64,13 +65,13 @@ def dynamo_backend(
         example_inputs: Real tensors and subclasses, and symbolic ints.
         mode: As for `torch.compile`.
         options: `{"backend": "eager"}` runs the plain graphs without a compiler. `{"strict": True}` makes a graph that
-            the pass does not support an error. All other options are Inductor's.
+            desugaring does not support an error. All other options are Inductor's.
 
     Returns:
         A function of the graph's arguments.
 
     Raises:
-        DesugarError: The pass does not support the graph, and AOTAutograd would compute a wrong result or `strict` is
+        DesugarError: Desugaring does not support the graph, and AOTAutograd would compute a wrong result or `strict` is
             set.
     """
     if private.forward_ad._current_level >= 0 or private.peek_interpreter_stack() is not None:
@@ -108,7 +109,7 @@ def compile_graph(
         place: Where the program is kept; None for its place in the store.
 
     Raises:
-        DesugarError: The pass does not support the graph.
+        DesugarError: Desugaring does not support the graph.
     """
     private.leave_guards_untimed()
     if backend.reads_memory:

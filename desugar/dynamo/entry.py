@@ -3,9 +3,9 @@
 `torch.compile` sets a hook that inspects each frame. For the frame of the compiled function, the hook checks guards and
 runs the code that Dynamo made. The hook takes most of the time of a small call. So `desugar.compile` generates an
 *entry*: a function with the parameters of the user's function, which checks the same guards in C++ and calls the same
-code as a function. For a large module it checks that the state is unchanged which its guards read. If no guards match,
-the entry calls the callable of `torch.compile`, which may compile. Then the entry is generated again, with the code in
-Dynamo's cache that covers a whole frame.
+code as a function. For a large module it checks that the recorded state is unchanged, and the guards that this state
+does not imply. If no guards match, the entry calls the callable of `torch.compile`, which may compile. Then the entry
+is generated again, with the code in Dynamo's cache that covers a whole frame.
 """
 
 from __future__ import annotations

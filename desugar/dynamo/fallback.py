@@ -1,4 +1,4 @@
-"""The fallback: PyTorch's AOTAutograd compiles a graph that the pass does not support.
+"""The fallback: PyTorch's AOTAutograd compiles a graph that desugaring does not support.
 
 AOTAutograd does not compare the memory of inner tensors. Where two inner tensors share memory and the graph writes to
 one, its program reads the old values from the other. A call with such arguments runs op by op.
@@ -42,7 +42,7 @@ def compile_by_stock(
         inner: The compiler of plain graphs.
         mode: As for `torch.compile`.
         options: Options of Inductor.
-        reason: Why the pass does not support the graph.
+        reason: Why desugaring does not support the graph.
 
     Raises:
         DesugarError: The graph writes to arguments and is compiled to be saved; a saved graph checks no calls.

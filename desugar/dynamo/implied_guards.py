@@ -6,12 +6,12 @@ of these guards, and C++ compares the facts at once (`module_state`): no diction
 recorded object was mutated. A guard is implied under two conditions. The guarded object is the same as long as
 :class:`Unchanged` holds, and the compared values are recorded in it or cannot change.
 
-So a call checks two things: the guards of Dynamo's tree that these facts do not imply, and the facts. If a fact has
+So a call leaves out the implied guards, checks these facts in their place, and checks all other guards. If a fact has
 changed, Dynamo checks all its guards, and the state is recorded again.
 
-Dynamo's setting ``use_recursive_dict_tags_for_guards`` takes half as long on Python 3.13. It is off up to PyTorch 2.15,
-since it may read freed dictionaries (https://github.com/pytorch/pytorch/pull/188103). Once it is on, it can replace
-the guards of modules here.
+Dynamo's setting ``use_recursive_dict_tags_for_guards`` has the same aim. It is off up to PyTorch 2.15, since it may
+read freed dictionaries (https://github.com/pytorch/pytorch/pull/188103). Once it is on, it may replace the guards of
+modules here.
 
 Some guards on a wrapper call `__tensor_flatten__` in Python, twice per call. They are left out where another guard
 checks the type, and the type determines the names of the inner tensors, or the metadata. Each removal has its reason in
@@ -320,7 +320,9 @@ class _Walk:
 
 # ------------------------------------------------------------------------------------- the guards of a module
 
-# A module that changes after fewer calls gets a strike; recording its state takes the time that 200 calls save.
+# A module that changes after fewer calls gets a strike. So few calls indicate a change from call to call, and not a
+# user who switches modes or replaces a weight now and then. Recording the state takes the time that hundreds of calls
+# save.
 _MIN_USES = 20
 _MAX_STRIKES = 3
 

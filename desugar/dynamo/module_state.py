@@ -1,4 +1,4 @@
-"""The state of a module that Dynamo's guards read, recorded so that one C++ call detects a change.
+"""The state of a module that Dynamo's guards read, recorded so that two C++ calls detect a change.
 
 Dynamo's guards read nearly everything of a module from dictionaries (`module.__dict__`, `_modules`, `_parameters`,
 hooks), and CPython counts or reports the changes of each dictionary. As long as no dictionary has changed, each of its

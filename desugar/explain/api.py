@@ -86,7 +86,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
         An explanation to print, to look through or to write as a page.
 
     Raises:
-        DesugarError: The pass does not support the function.
+        DesugarError: Desugaring does not support the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
     """
     from desugar.api import calls_of

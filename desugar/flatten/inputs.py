@@ -1,8 +1,8 @@
 """The inputs of a program: arguments and captured tensors, flattened into plain tensors and symbolic ints.
 
-Flattening is the first step of the pass. The plain tensors inside a tensor subclass replace it. The trace uses a fake
-tensor for each of them, with the same dtype, device, size and stride. Dynamo makes the fakes of the arguments of its
-graphs, where a size that may change from call to call is a symbol. Other fakes have constant sizes.
+Flattening is the first stage of a compilation. The plain tensors inside a tensor subclass replace it. The trace uses a
+fake tensor for each of them, with the same dtype, device, size and stride. Dynamo makes the fakes of the arguments of
+its graphs, where a size that may change from call to call is a symbol. Other fakes have constant sizes.
 
 Each occurrence of a plain tensor in the arguments of Dynamo's graph is an input (`add_faked`). A derivative is compiled
 for the identity of its arguments, so a tensor that occurs twice in them is one input (`add_arguments`).
@@ -177,7 +177,7 @@ class Inputs:
         """Adds the plain tensors and symbols of an argument leaf, or of its inner tensor at an attribute path.
 
         Raises:
-            DesugarError: The pass does not support such a tensor, or the fake is of another class.
+            DesugarError: Desugaring does not support such a tensor, or the fake is of another class.
         """
         if (
             isinstance(fake, SymInt) and fake.node.expr.is_number
@@ -309,7 +309,7 @@ def _make_fake(mode: Any, real: Tensor) -> Tensor:
     """Makes a fake of a plain tensor, with constant sizes and without autograd metadata.
 
     Raises:
-        DesugarError: The tensor is of a kind that the pass does not support (sparse, quantized, lazily conjugated).
+        DesugarError: The tensor is of a kind that desugaring does not support (sparse, quantized, lazily conjugated).
     """
     check_plain(real)
     with torch.no_grad():

@@ -169,8 +169,8 @@ def replace_floats(graph: fx.GraphModule, mode: Any) -> None:
 
     Dynamo passes a float that changes from call to call to its graph as a tensor without dimensions, and reads it there
     with `item()`. Compiled kernels take tensors, not numbers from tensors. So PyTorch's own pass turns arithmetic with
-    the number into arithmetic with the tensor. For an op that accepts only numbers, the pass makes the float a constant
-    of the program.
+    the number into arithmetic with the tensor. For an op that accepts only numbers, desugaring makes the float a
+    constant of the program.
 
     Args:
         graph: The graph; changed in place.

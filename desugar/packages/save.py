@@ -60,7 +60,7 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
 
     Raises:
         PackageError: A call depends on state of this process that a file cannot hold. No file is written.
-        DesugarError: The pass does not support the function.
+        DesugarError: Desugaring does not support the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture a call as one graph.
         TypeError, ValueError: No call is given, or the path does not end in `.pt2`.
     """

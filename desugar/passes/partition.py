@@ -1,6 +1,6 @@
 """Splits the joint graph into a forward and a backward graph, and finds the source of each backward input.
 
-PyTorch's min-cut partitioner decides which values are saved and which are recomputed. The pass then normalizes the
+PyTorch's min-cut partitioner decides which values are saved and which are recomputed. `partition` then normalizes the
 forward: it returns its results and, after them, each saved value that is neither an input nor a result, once. The
 wrapper holds inputs and results anyway.
 """

@@ -1,8 +1,9 @@
 """Traces a Python function into one graph over plain tensors: the forward, or the joint graph with the backward.
 
 The function runs twice on fake tensors. The first run (`discover`) finds the tensors from outside that the function
-uses and the structure of its result. `make_fx` records the second run (`trace_graph`). Where gradients are off, the
-recorded run may be the only one (`trace_once`). Each run has these steps:
+uses and the structure of its result. `make_fx` records the second run (`trace_graph`). The tangents are inputs of the
+joint graph, so their number and structure must be known before that run, and they follow from the result. Where
+gradients are off, the recorded run may be the only one (`trace_once`). Each run has these steps:
 
 1. The inputs are plain inner tensors, which become functional tensors.
 2. The subclasses are rebuilt around them, and the function runs.
@@ -10,8 +11,9 @@ recorded run may be the only one (`trace_once`). Each run has these steps:
 4. If a result requires grad, `torch.autograd.grad` runs, with subclasses rebuilt around the tangents.
 
 The recorded graph holds plain tensors only. Functionalization is below the subclasses, so it finds mutation and
-aliasing among *inner* tensors. AOTAutograd functionalizes inner tensors, too, but collects its metadata of mutated
-inputs and of aliases by outer tensor.
+aliasing among *inner* tensors. AOTAutograd functionalizes inner tensors, too. But its synthetic bases and its runtime
+epilogue use metadata of mutated inputs and of aliases that it collects by outer tensor before the trace. In
+`aot_dispatch_subclass` it collects metadata by inner tensor as well, for the partitioner.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
     """Runs the function once: captures tensors from outside, checks the run, returns the result's structure.
 
     Raises:
-        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`). No argument was
+        DesugarError: Desugaring does not support the function (see `desugar.tracing.unsupported`). No argument was
             changed.
     """
     with tracing_modes(inputs.mode) as mode, inputs.mode.shape_env.ignore_fresh_unbacked_symbols():
@@ -101,7 +103,7 @@ def trace_graph(
     """Traces the function into a graph: the forward, or the joint graph if a result requires grad.
 
     Raises:
-        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`), or the graph makes a
+        DesugarError: Desugaring does not support the function (see `desugar.tracing.unsupported`), or the graph makes a
             zero gradient and a size is symbolic.
     """
     differentiable = [
@@ -124,7 +126,7 @@ def trace_once(call: LeafFunction, inputs: Inputs, decompositions: Mapping[Any, 
         replaces a symbol. The first of two runs captures these tensors, and takes the views outside of the trace.
 
     Raises:
-        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
+        DesugarError: Desugaring does not support the function (see `desugar.tracing.unsupported`).
     """
     env, recorder = inputs.mode.shape_env, _Recorder(call, inputs)
     known = dict(env.replacements)

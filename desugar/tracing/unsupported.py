@@ -1,4 +1,4 @@
-"""Rejects operations that the pass does not support, before anything is changed.
+"""Rejects operations that desugaring does not support, before anything is changed.
 
 The first run and the traced graph are checked. Each check raises `DesugarError` with the user's line, where one is
 known, and with a remedy.

@@ -115,9 +115,10 @@ def _other_offsets(spec: ProgramSpec, names: Names) -> list[str]:
 
 
 def _other_whole_sizes(out: Emitter, spec: ProgramSpec, names: Names) -> list[str]:
-    """Returns the conditions that DTensors have other sizes than in the trace; Dynamo guards only local tensors.
+    """Returns the conditions that DTensors have other global shapes than in the trace.
 
-    An unevenly sharded tensor may have the same local tensor for two sizes, on some ranks.
+    Dynamo guards only local tensors. An unevenly sharded tensor may have the same local tensor for two sizes, on some
+    ranks.
     """
     leaves = enumerate(spec.inputs.values)
     found = [place for leaf, value in leaves for place in _dtensors_in(names.leaves[leaf], value)]

@@ -117,7 +117,7 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
 
     Raises:
         PackageError: The function depends on or changes state of this process that a package cannot hold.
-        DesugarError: The pass does not support the function.
+        DesugarError: Desugaring does not support the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
     """
     try:
@@ -145,7 +145,7 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
         captured.standins = [_stand_in(value) for value in captured.program.outputs]
         return lambda *leaves: tuple(captured.standins)
 
-    # Dynamo captures the graph as for any other program of the pass.
+    # Dynamo captures the graph as for any other program.
     compile_graph.__wrapped__ = dynamo.dynamo_backend  # type: ignore[attr-defined]
     function = with_own_code(target)
     # Dynamo raises for a function that changes Python objects; floats and ints of arguments are constants.

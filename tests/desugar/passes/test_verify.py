@@ -236,7 +236,7 @@ def test_a_pruned_backward_that_takes_something_new(split):
     partitioned, _ = split
     names = [node.name for node in partitioned.backward.graph.find_nodes(op="placeholder")]
     check_pruned(partitioned.backward, names)
-    with pytest.raises(InvariantError, match=r"pruning.*which the whole one did not"):
+    with pytest.raises(InvariantError, match=r"pruning.*which the backward for all tangents did not"):
         check_pruned(partitioned.backward, names[1:])
 
 
