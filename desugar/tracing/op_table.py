@@ -6,8 +6,8 @@ A handler gets a call and the inputs of the program. It returns the function to 
 A trace uses PyTorch's decompositions. They differ from the eager kernels in three places:
 
 - Dropout that drops nothing returns a copy; eager mode returns the argument.
-- Recurrent layers apply no dropout between layers in training.
-- `multilabel_margin_loss` counts the targets after a -1.
+- Recurrent layers apply no dropout between layers in training. Such a call raises.
+- `multilabel_margin_loss` counts the targets after a -1. The call raises.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from desugar import _torch as private
+from desugar.errors import DesugarError, user_line
 from desugar.flatten.inputs import Inputs
 from desugar.tracing.unsupported import SPARSE, check_retain_grad, check_sparse, refuse_data, refuse_grad
 from subclasses import TensorSubclass
@@ -32,28 +33,35 @@ _grad: Any = Tensor.grad
 
 # ---- decompositions ----------------------------------------------------------------------------------------
 
-RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-
 
 def keep_undropped(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
     """Replaces a dropout that drops nothing by its argument."""
     return (_return_input if _drops_nothing(*args, **kwargs) else func), args
 
 
-def ignore_later_targets(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Replaces `multilabel_margin_loss` by a function that ignores the targets after a -1."""
-    return multilabel_margin_loss, args
+def refuse_targets(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Raises for `multilabel_margin_loss`."""
+    raise DesugarError(
+        "multilabel_margin_loss is called inside the function, and PyTorch's decomposition counts the targets after "
+        "a -1",
+        where=user_line(),
+        instead="run this part in eager mode, outside the compiled function",
+        stock_is_wrong=True,
+    )
 
 
-def drop_between_layers(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Replaces recurrent layers with dropout by calls of one layer each."""
-    if func is torch.lstm:
-        args = (_require_grad(args[0]), *args[1:])
+def check_recurrent(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Raises for recurrent layers with dropout between them, where Dynamo does not break the graph at the layers."""
     # Dynamo breaks the graph at packed sequences, whose arguments differ.
     num_layers, dropout, train = args[-5:-2]
-    if kwargs or not (train and dropout and num_layers > 1):
-        return func, args
-    return _each_layer, (func, *args)
+    if train and dropout and num_layers > 1:
+        raise DesugarError(
+            f"{func.__name__} has dropout between its layers, which PyTorch's decomposition leaves out",
+            where=user_line(),
+            instead="set torch._dynamo.config.allow_rnn = False, or call one layer at a time",
+            stock_is_wrong=True,
+        )
+    return func, (_require_grad(args[0]), *args[1:]) if func is torch.lstm else args
 
 
 def _drops_nothing(
@@ -71,59 +79,10 @@ def _return_input(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input
 
 
-def multilabel_margin_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    """Computes `torch.nn.functional.multilabel_margin_loss`; ignores the targets after the first -1 of a row."""
-    if size_average is not None or reduce is not None:
-        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
-    if input.dim() == 0:
-        input, target = input.unsqueeze(0), target.unsqueeze(0)
-    is_label = (target == -1).cumsum(-1) == 0
-    labels = target.masked_fill(~is_label, 0)
-    is_other = input.new_zeros(input.shape).scatter_add(-1, labels, is_label.to(input.dtype)) == 0
-    margins = (1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)).clamp_min(0)
-    counted = is_label.unsqueeze(-1) & is_other.unsqueeze(-2)
-    loss = margins.masked_fill(~counted, 0).sum((-2, -1)) / input.shape[-1]
-    return loss if reduction == "none" else getattr(loss, reduction)()
-
-
 def _require_grad(tensor: Tensor) -> Tensor:
     """Returns the tensor with `requires_grad` set: PyTorch's decomposition of lstm reads it of no other argument."""
     must_set = torch.is_grad_enabled() and not tensor.requires_grad
     return tensor.detach().requires_grad_() if must_set else tensor
-
-
-def _each_layer(  # noqa: PLR0913 - the op's own arguments
-    func: Any,
-    x: Tensor,
-    hidden: Any,
-    params: Any,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    """Runs the layers one after the other, with dropout between them as in the eager kernels."""
-    has_two_states = isinstance(hidden, list | tuple)  # lstm: hidden and cell state
-    states = [state.chunk(num_layers) for state in (hidden if has_two_states else (hidden,))]
-    x = x.transpose(0, 1) if batch_first else x
-    num_params, new_states = len(params) // num_layers, []
-    for n in range(num_layers):
-        x = F.dropout(x, dropout) if n else x
-        layer_states = [state[n] for state in states]
-        layer_params = params[n * num_params : (n + 1) * num_params]
-        layer_hidden = layer_states if has_two_states else layer_states[0]
-        x, *new = func(x, layer_hidden, layer_params, has_biases, 1, 0.0, train, bidirectional, False)
-        new_states.append(new)
-    x = x.transpose(0, 1) if batch_first else x
-    return x, *(torch.cat(parts) for parts in zip(*new_states, strict=True))
 
 
 # ---- sizes -------------------------------------------------------------------------------------------------
@@ -233,9 +192,9 @@ HANDLERS: dict[Any, Handler] = {
     Tensor.storage_offset: note_offset_read,
     F.dropout: keep_undropped,
     torch.dropout: keep_undropped,
-    F.multilabel_margin_loss: ignore_later_targets,
-    **dict.fromkeys(RECURRENT, drop_between_layers),
+    F.multilabel_margin_loss: refuse_targets,
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), check_recurrent),
 }
 
-# Handlers that compute in place of the function. Where a class has a rule for the function, the rule runs instead.
-REPLACING = frozenset({keep_undropped, ignore_later_targets, drop_between_layers})
+# Handlers about PyTorch's decompositions. Where a class has a rule for the function, the rule runs instead.
+REPLACING = frozenset({keep_undropped, refuse_targets, check_recurrent})
