@@ -27,7 +27,7 @@ from torch.fx.graph import CodeGen
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.flatten.inputs import Inputs
-from desugar.ir.fx_utils import depends_on_offsets, multiply_in_pairs, read_sizes_early
+from desugar.ir.fx_utils import depends_on_offsets, multiply_in_pairs
 from desugar.ir.stages import GradientCall, LeafFunction, Outputs, Traced
 from desugar.ir.values import Flat, Value, View, requires_grad
 from desugar.recording.ops import record_backward, record_ops
@@ -146,7 +146,6 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     calls = resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
     offsets_matter = inputs.offsets_matter or depends_on_offsets(graph)
-    read_sizes_early(graph)
     multiply_in_pairs(graph)
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
