@@ -336,18 +336,6 @@ class Split:
             find_random_op(partitioned.forward),
         )
 
-    @property
-    def saved_bytes(self) -> int | None:
-        """Bytes of the intermediate values saved for the backward; None if a size is symbolic."""
-        total = 0
-        for value in self.forward_outputs[self.num_forward :]:
-            if isinstance(value, Tensor):
-                numel = value.numel()
-                if not isinstance(numel, int):
-                    return None
-                total += numel * value.element_size()
-        return total
-
 
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]  # (device type, whether enabled, dtype) for each
 
