@@ -30,7 +30,7 @@ from subclasses.layout import field_name
 
 # --------------------------------------------------------------------------------------------------- the values
 
-_STEP = re.compile(r"\.(size|stride)\(\)|\.(\w+)|\['([^']*)'\]|\[(\d+)\]")
+_STEP = re.compile(r"\.(size|stride|item)\(\)|\.(\w+)|\['([^']*)'\]|\[(\d+)\]")
 _PATH = re.compile(rf"(?<![\w.'\"])(?:G\['(\w+)'\]|([A-Za-z_]\w*))((?:{_STEP.pattern})*)(?![\w(])")
 
 

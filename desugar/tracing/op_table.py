@@ -19,12 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.flatten.inputs import Inputs
 from desugar.tracing.unsupported import SPARSE, check_retain_grad, check_sparse, refuse_data, refuse_grad
-from subclasses import TensorSubclass
-from subclasses._torch import disabled_torch_function_impl
 
 Handler = Callable[[Any, Any, Any, Inputs], tuple[Any, Any]]
 
@@ -107,68 +104,7 @@ def guard_squeezed(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[A
     return func, args
 
 
-# ---- indexing by integer tensors ---------------------------------------------------------------------------
-
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def index_by_scalars(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Replaces the tensor `i` in `x[i]`, `x[1:i]` and `x[i] = y` by its value; returns other calls unchanged.
-
-    Eager mode reads the value of such a tensor; a trace makes the value a symbol of the graph.
-    `x[...]` accepts no symbol that depends on data as an index, so each such index becomes a `select`. A mask of dtype
-    uint8 becomes a bool mask when `x` is read: fake tensors do not accept a uint8 mask.
-
-    Returns:
-        The function to call and its arguments.
-    """
-    x, index, *value = args
-    parts = index if type(index) is tuple else (index,)
-    if not value and any(map(_is_byte_mask, parts)):
-        parts = tuple(part != 0 if _is_byte_mask(part) else part for part in parts)
-        args = (x, parts, *value)
-    is_basic = all(isinstance(part, int | slice) or _is_scalar(part) for part in parts)
-    if not is_basic or not any(map(_has_scalar, parts)) or not _has_default_indexing(x):
-        return func, args
-    return (_write if value else _read), (x, parts, *value)
-
-
-def _read(x: Tensor, parts: tuple[Any, ...]) -> Tensor:
-    for dim, part in reversed([*enumerate(parts)]):
-        x = x.select(dim, part.item()) if _is_scalar(part) else x  # type: ignore[arg-type]
-    return x[tuple(_to_number(part) for part in parts if not _is_scalar(part))]
-
-
-def _write(x: Tensor, parts: tuple[Any, ...], value: Any) -> None:
-    _read(x, parts)[...] = value
-
-
-def _has_default_indexing(x: Any) -> bool:
-    """Whether indexing has PyTorch's meaning: the class of `x` has no rules for torch functions."""
-    cls = type(x)
-    return (
-        isinstance(x, private.FunctionalTensor)
-        or cls.__torch_function__ is disabled_torch_function_impl
-        or (issubclass(cls, TensorSubclass) and not cls._has_function_rules)
-    )
-
-
-def _is_byte_mask(part: Any) -> bool:
-    return isinstance(part, Tensor) and part.dtype is torch.uint8
-
-
-def _is_scalar(part: Any) -> bool:
-    return isinstance(part, private.FunctionalTensor) and part.dim() == 0 and part.dtype in _INTEGERS
-
-
-def _has_scalar(part: Any) -> bool:
-    return any(map(_is_scalar, (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)))
-
-
-def _to_number(part: Any) -> Any:
-    if isinstance(part, slice):
-        return slice(*map(_to_number, (part.start, part.stop, part.step)))
-    return part.item() if _is_scalar(part) else part
+# ---- storage offsets ---------------------------------------------------------------------------------------
 
 
 def note_offset_read(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
@@ -186,8 +122,6 @@ HANDLERS: dict[Any, Handler] = {
     _grad.__delete__: refuse_grad,
     Tensor.retain_grad: check_retain_grad,
     **dict.fromkeys(SPARSE, check_sparse),
-    Tensor.__getitem__: index_by_scalars,
-    Tensor.__setitem__: index_by_scalars,
     **dict.fromkeys(SQUEEZES, guard_squeezed),
     Tensor.storage_offset: note_offset_read,
     F.dropout: keep_undropped,
