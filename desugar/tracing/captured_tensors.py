@@ -83,10 +83,6 @@ class Capture(TorchFunctionMode):
             self.captured_leaves[id(leaf)] = input_leaf
         return self.captured_leaves[id(leaf)].leaf
 
-    def replace_result(self, result: Any) -> Any:
-        """Returns the function's result, with captured tensors replaced by inputs of the graph."""
-        return optree.tree_map(self.replace_leaf, result, none_is_leaf=True)
-
 
 def build_input_leaf(value: Value, inputs: Inputs, items: list[Any], arguments: list[InputLeaf]) -> InputLeaf:
     """Builds the leaf that the function receives, around functional tensors."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import optree
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -65,7 +66,8 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
     capture.captured_leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
     tokens = start_effects()
     with capture, unsupported.restored_grad_mode():
-        result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
+        result = call([leaf.leaf for leaf in arguments])
+        result = optree.tree_map(capture.replace_leaf, result, none_is_leaf=True)
     end_effects()
     input_leaves += [capture.captured_leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
