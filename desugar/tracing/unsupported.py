@@ -103,7 +103,8 @@ def check_sparse(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any
         raise DesugarError(
             f"a sparse tensor is made or read inside the function ({func.__name__}), where gradients are on",
             where=user_line(),
-            instead="make it outside, use dense ones with index_add or scatter_add, or " + _USE_EAGER,
+            instead="make it of detached tensors outside, use dense ones with index_add or scatter_add, or "
+            + _USE_EAGER,
             stock_is_wrong=torch.__version__ < "2.15",  # stock loses the gradient silently
         )
     return func, args
