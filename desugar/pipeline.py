@@ -141,7 +141,7 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
     if backend.reads_memory:
         replace_floats(traced.graph, inputs.mode)
     verify.check_traced(traced, len(inputs.flat.items))
-    return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
+    return (_compile_training if traced.tangents else _compile_inference)(backend, inputs, traced)
 
 
 def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Traced:
@@ -218,7 +218,8 @@ def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] 
     """Adds the sinks of effect tokens and the stores into mutated inputs to a forward; the backward reads `kept`."""
     stores = outputs.store_positions
     sink_tokens(graph, outputs.token_positions)
-    store_results(graph, stores, kept, outputs.held_positions)
+    held = {outputs.positions[slot]: home for slot, home in outputs.held}
+    store_results(graph, stores, kept, held)
     verify.check_stores(graph, stores)
 
 

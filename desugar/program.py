@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from desugar.backward.variants import BackwardVariants
 from desugar.codegen.direct_calls import call_directly
+from desugar.ir.abstract_values import hint
 from desugar.ir.stages import Graphs, ProgramSpec
 from desugar.ir.values import Value, describe, kind_of
 
@@ -50,9 +51,11 @@ class Program:
         return self.spec.outputs.visible
 
     @property
-    def saved_bytes(self) -> int | None:
-        """Bytes saved for the backward besides inputs and results; None if a size is symbolic."""
-        return self.spec.split.saved_bytes if self.spec.split else 0
+    def saved_bytes(self) -> int:
+        """Bytes saved for the backward besides inputs and results, at the sizes of the traced call."""
+        split = self.spec.split
+        saved = () if split is None else split.forward_outputs[split.num_forward :]
+        return sum(hint(item.nbytes) for item in saved if isinstance(item, Tensor))
 
     @property
     def is_dynamic(self) -> bool:

@@ -217,13 +217,9 @@ class Recompute:
         return leaf
 
     def _describe(self, n: int) -> str:
-        """Describes an argument by its type and size, since its number in the program has no meaning for a user."""
-        match self.spec.inputs.values[n]:
-            case Wrapper(cls=cls, size=size):
-                return f"its argument, {one_of(cls)} of size {_shown(size)},"
-            case Plain(index=index):
-                return f"its argument, a tensor of size {_shown(self.spec.inputs.items[index].shape)},"
-        return f"its argument {n}"
+        """Describes an argument by its type, since its number in the program has no meaning for a user."""
+        value = self.spec.inputs.values[n]
+        return f"its argument, {one_of(value.cls if isinstance(value, Wrapper) else Tensor)},"
 
 
 # ------------------------------------------------------------------------------------------------- helpers
@@ -262,7 +258,3 @@ def _check_first_order(results: Iterable[Any]) -> None:
                 instead="run the function in eager mode where second derivatives are needed, or pass "
                 "create_graph=False",
             )
-
-
-def _shown(size: Iterable[Any]) -> str:
-    return f"({', '.join(map(str, size))})"

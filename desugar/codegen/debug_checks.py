@@ -14,10 +14,8 @@ from typing import Any
 from torch import SymFloat, SymInt, Tensor, nn
 
 from desugar.codegen.text import tuple_of
-from desugar.ir.abstract_values import is_symbolic
-from desugar.ir.values import Plain, Value, Wrapper, slots_of, take_apart
+from desugar.ir.values import Plain, Value, Wrapper, take_apart
 from desugar.passes.verify import InvariantError, rechecks_enabled
-from subclasses import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.source_text.emitter import Emitter
 
@@ -68,46 +66,35 @@ def recheck(objects: Sequence[Any], expected: Expected) -> None:
 
 def _compare(name: str, obj: Any, value: Value, fakes: Mapping[int, Any]) -> None:
     match value:
-        case Plain(index):
-            _compare_plain(name, obj, fakes[index])
+        case Plain(index) if isinstance(fake := fakes[index], Tensor):
+            if type(obj) not in (Tensor, nn.Parameter, nn.Buffer):
+                raise InvariantError("recheck", f"{name} is {one_of(type(obj))}, proved to be a plain tensor")
+            _require(name, _facts_of(obj, obj, fake), _facts_of(fake, obj, fake))
+        case Plain():
+            _require(name, {"whether a number": isinstance(obj, _NUMBERS)}, {"whether a number": True})
         case Wrapper():
-            _require(f"type of {name}", type(obj), value.cls)
+            _require(name, {"type": type(obj)}, {"type": value.cls})
             names, context = take_apart(obj)
-            _require(f"inner tensors of {name}", names, tuple(n for n, _ in value.inner))
-            _require(f"metadata of {name}", context, value.context)
-            # A declared class computes its size from its inner tensors, whose sizes may be symbols.
-            has_symbolic_size = issubclass(value.cls, TensorSubclass) and any(
-                is_symbolic(fakes[n]) for n in slots_of(value)
-            )
-            for field in () if has_symbolic_size else ("size", "stride"):
-                for got, proved in zip(getattr(obj, field)(), getattr(value, field), strict=True):
-                    if isinstance(proved, int):
-                        _require(f"{field} of {name}", got, proved)
-            _require(f"dtype of {name}", obj.dtype, value.dtype)
+            got = {"inner tensors": names, "metadata": context, "dtype": obj.dtype}
+            inner = tuple(field for field, _ in value.inner)
+            _require(name, got, {"inner tensors": inner, "metadata": value.context, "dtype": value.dtype})
             for field, part in value.inner:
                 _compare(f"{name}.{field}", getattr(obj, field), part, fakes)
-        case _:
-            return
 
 
-def _compare_plain(name: str, obj: Any, fake: Any) -> None:
-    if not isinstance(fake, Tensor):
-        _require(f"whether {name} is a number", isinstance(obj, int | float | SymInt | SymFloat), True)
-        return
-    if type(obj) not in (Tensor, nn.Parameter, nn.Buffer):
-        raise InvariantError("recheck", f"{name} is {one_of(type(obj))}, proved to be a plain tensor")
-    _require(f"dtype of {name}", obj.dtype, fake.dtype)
-    _require(f"device of {name}", obj.device.type, fake.device.type)
-    _require(f"dimensions of {name}", obj.dim(), fake.dim())
-    for got, proved in zip(obj.size(), fake.size(), strict=True):
-        if isinstance(proved, int):
-            _require(f"size of {name}", got, proved)
-    if obj.numel() > 0:
-        for extent, got, proved in zip(obj.size(), obj.stride(), fake.stride(), strict=True):
-            if isinstance(proved, int) and extent != 1:
-                _require(f"stride of {name}", got, proved)
+_NUMBERS = int | float | SymInt | SymFloat
 
 
-def _require(what: str, got: Any, proved: Any) -> None:
-    if got != proved:
-        raise InvariantError("recheck", f"{what} is {got}, proved {proved}")
+def _facts_of(tensor: Tensor, obj: Tensor, fake: Tensor) -> dict[str, Any]:
+    """Returns the facts of a tensor by name; leaves out symbols of `fake`, and strides without effect in `obj`."""
+    size = [n for n, proved in zip(tensor.size(), fake.size(), strict=False) if isinstance(proved, int)]
+    strides = zip(tensor.stride(), fake.stride(), obj.size() if obj.numel() else (), strict=False)
+    stride = [n for n, proved, extent in strides if isinstance(proved, int) and extent != 1]
+    facts = {"dtype": tensor.dtype, "device": tensor.device.type, "dimensions": tensor.dim()}
+    return facts | {"size": size, "stride": stride}
+
+
+def _require(name: str, got: dict[str, Any], proved: dict[str, Any]) -> None:
+    for fact, value in got.items():
+        if value != proved[fact]:
+            raise InvariantError("recheck", f"{fact} of {name} is {value}, proved {proved[fact]}")

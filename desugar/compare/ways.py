@@ -13,7 +13,7 @@ from torch import nn
 
 from desugar.api import compile as desugar_compile
 from desugar.compare.records import Programs
-from desugar.dynamo.guard_failures import Failure, in_words
+from desugar.dynamo.guard_failures import in_words
 from desugar.recording.frames import Frames, unique, watch_frames
 from subclasses import slow_paths
 
@@ -102,4 +102,4 @@ def _recompile_in_words(text: str, what: Any) -> str:
         what, nn.Module
     ):  # the function by which `desugar.compile` calls a module
         function = f"{type(what).__name__}.forward"
-    return f"{function}: {in_words(guard, Failure(what))}"
+    return f"{function}: {in_words(guard, what)}"

@@ -168,9 +168,10 @@ def _make_fake(leaf: Any, mode: Any, context: Any) -> Any:
 def facts_of(leaves: Sequence[Any]) -> list[Any]:
     """Returns the properties of the argument leaves of a call that a program may depend on.
 
-    They are types, layouts, dtypes, devices, sizes, strides, constants, and which tensors are identical.
+    They are types, layouts, dtypes, devices, sizes, strides, constants, and which tensors are identical. Also the modes
+    that PyTorch's C++ check of the global state does not cover.
     """
-    facts: list[Any] = []
+    facts: list[Any] = [torch.is_inference_mode_enabled(), private.num_function_modes()]
     seen: dict[int, tuple[int, Tensor]] = {}
     for leaf in leaves:
         _add_leaf(leaf, facts, seen)
@@ -201,22 +202,15 @@ class GuardedProgram:
     Attributes:
         facts: The facts of the call that it was compiled for.
         state: PyTorch's C++ check of the global state.
-        modes: The modes that this check does not cover.
     """
 
     program: Program
     facts: list[Any]
     state: Any
-    modes: tuple[Any, ...]
 
     def fits(self, facts: list[Any]) -> bool:
         """Returns whether the guards hold for a call."""
-        return facts == self.facts and self.state.check() and _modes() == self.modes
-
-
-def _modes() -> tuple[Any, ...]:
-    """Returns the modes that the C++ check of the global state does not cover."""
-    return torch.is_inference_mode_enabled(), private.num_function_modes()
+        return facts == self.facts and self.state.check()
 
 
 class Specialized:
@@ -277,7 +271,7 @@ class Specialized:
             program = build_program(function, inputs, self.backend, self.run_itself)
             gradients = tuple(f"gradient {n}" for n in range(1, len(leaves) - len(self.names) + 1))
             program.names = self.names + gradients
-        self.entries.insert(0, GuardedProgram(program, facts, state, _modes()))
+        self.entries.insert(0, GuardedProgram(program, facts, state))
         return program
 
 

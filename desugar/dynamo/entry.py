@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from desugar import _torch as private
 from desugar.codegen.text import block
 from desugar.dynamo.implied_guards import ModuleGuards, note_module_guards
-from desugar.dynamo.profiling import call_named, needs_name
+from desugar.dynamo.profiling import call_named
 from desugar.program import Program
 from desugar.recording.graph_text import WRAPPER_FILE
 from desugar.recording.listeners import Caller, called_by, note_skipped_check
@@ -188,7 +188,7 @@ class Calls(Caller):
         # Dynamo does not guard the level of forward-mode differentiation, and a program ignores its tangents.
         if private.forward_ad._current_level >= 0:
             return self.uncompiled(*args, **kwargs)
-        if private.profiler._is_profiler_enabled and needs_name():
+        if private.profiler._is_profiler_enabled:
             return call_named(self._call_compiled, self.name, tuple(self.programs), args, kwargs)
         if self._waited_for_thread(args, kwargs):
             return self._retry(args, kwargs)

@@ -16,10 +16,9 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import copy_graph
-from desugar.ir.storage import may_overlap
+from desugar.ir.storage import are_apart
 from desugar.ir.values import is_wrapper, plain_parts
 from desugar.tracing.unsupported import is_write
-from subclasses._torch import storage_key
 from subclasses.errors import DispatchError
 from subclasses.slow_paths import say_once
 
@@ -135,14 +134,8 @@ def run_op_by_op(graph: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 def _shares_inner_memory(args: Sequence[Any]) -> bool:
     """Whether an inner tensor of a wrapper overlaps another plain tensor among the arguments."""
-    seen: dict[int, list[tuple[Tensor, bool]]] = {}
-    for tensor in {id(arg): arg for arg in args if isinstance(arg, Tensor)}.values():
-        is_inner = is_wrapper(tensor)
-        for part in plain_parts(tensor):
-            if part.layout is not torch.strided:
-                continue
-            others = seen.setdefault(storage_key(part), [])
-            if any((is_inner or inside) and may_overlap(part, other) for other, inside in others):
-                return True
-            others.append((part, is_inner))
-    return False
+    tensors = {id(arg): arg for arg in args if isinstance(arg, Tensor)}.values()
+    parts = [(part, is_wrapper(tensor)) for tensor in tensors for part in plain_parts(tensor)]
+    strided = [(part, is_inner) for part, is_inner in parts if part.layout is torch.strided]
+    inner, others = (tuple(part for part, is_one in strided if is_one is wanted) for wanted in (True, False))
+    return not are_apart(inner, others)

@@ -1,28 +1,26 @@
-"""Describes why Dynamo recompiles: which guard of the newest program failed, and both values, in the user's names.
+"""Describes why Dynamo recompiles: Dynamo's text of the guard that failed, in the user's names, with both values.
 
-Dynamo reports the text of the first guard that fails. Some of these texts hold both values. Others hold the guard
-alone; then this module reads the actual value from the call's frame. The text of a guard on the metadata of a tensor
-subclass names no tensor. Then this module compares the layouts of the earlier program and of the call. For a mode,
-Dynamo reports the name without values. This module reads the present value; a switch had the opposite value before.
+Dynamo reports the first guard of the newest program that fails. A text about a tensor's size or dtype has both values.
+Another text has the guard alone, so this module reads the actual values from the call's frame. The guards on the
+metadata of a tensor subclass and on the state of rules do not name the user's variables. Their descriptions come from
+a comparison with the earlier program.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import re
 import reprlib
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from desugar import _torch as private
-from desugar.flatten.rule_state import PREFIX, RuleState
-from desugar.ir.values import Value, Wrapper, is_wrapper, take_apart
+from desugar.flatten.rule_state import PREFIX
+from desugar.ir.values import Value, Wrapper, take_apart
 from desugar.program import Program
 from desugar.recording.listeners import Caller
 from desugar.recording.user_names import readable
@@ -32,93 +30,57 @@ from subclasses.layout import field_name
 
 # --------------------------------------------------------------------------------------------------- the values
 
-UNKNOWN = type("Unknown", (), {"__repr__": lambda self: "?"})()
-_ROOT = re.compile(r"G\['(\w+)'\]|(\w+)")
-_STEP = re.compile(r"\.(size|stride)\(\)\[(\d+)\]|\.(\w+)|\['([^']*)'\]|\[(\d+)\]")
+_STEP = re.compile(r"\.(size|stride|item)\(\)|\.(\w+)|\['([^']*)'\]|\[(\d+)\]")
+_PATH = re.compile(rf"(?<![\w.'\"])(?:G\['(\w+)'\]|([A-Za-z_]\w*))((?:{_STEP.pattern})*)(?![\w(])")
 
 
-def find_value(path: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) -> Any:
-    """Evaluates a Dynamo expression with local variables `frame` and global variables `scope`.
+def values_in(text: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) -> dict[str, Any]:
+    """Evaluates the paths of attributes, keys and indices in a text of Dynamo; leaves out a path that does not exist.
 
-    Returns `UNKNOWN` if it is not a path of attributes, keys and indices, or if a step does not exist or raises.
+    Args:
+        text: The text.
+        frame: The local variables.
+        scope: The global variables.
     """
-    root = _ROOT.match(path)
-    if root is None:
-        return UNKNOWN
-    value, position = (scope.get(root[1], UNKNOWN) if root[1] else frame.get(root[2], UNKNOWN)), root.end()
-    while position < len(path) and value is not UNKNOWN:
-        step = _STEP.match(path, position)
-        if step is None:
-            return UNKNOWN
-        try:
-            value = _take_step(value, step)
-        except Exception:  # noqa: BLE001 - a user's own __getattr__ or __getitem__ may raise anything
-            return UNKNOWN
-        position = step.end()
-    return value
+    found = {}
+    for path in _PATH.finditer(text):
+        with contextlib.suppress(Exception):  # a user's own __getattr__ or __getitem__ may raise anything
+            value = scope[path[1]] if path[1] else frame[path[2]]
+            for method, attribute, key, index in _STEP.findall(path[3]):
+                if method or attribute:
+                    value = getattr(value, method or attribute)
+                    value = value() if method else value
+                else:
+                    value = value[int(index) if index else key]
+            found[path[0]] = value
+    return found
 
 
-def _take_step(value: Any, step: re.Match[str]) -> Any:
-    extents, dim, attribute, key, index = step.groups()
-    if extents is not None:
-        return getattr(value, extents)(int(dim))
-    if attribute is not None:
-        return getattr(value, attribute)
-    return value[key if key is not None else int(index)]
+class _Short(reprlib.Repr):
+    """Formats a value in a few words: a tensor or module by its type, a function or class by its name."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, Tensor | nn.Module):
+            return one_of(type(x))
+        if isinstance(x, type | FunctionType | BuiltinFunctionType):
+            return x.__name__
+        return super().repr1(x, level)
 
 
-def unless_unknown(read: Callable[[Any], Any], value: Any) -> Any:
-    """Returns `read(value)`; `UNKNOWN` if the value is unknown or `read` raises."""
-    if value is UNKNOWN:
-        return UNKNOWN
-    try:
-        return read(value)
-    except Exception:  # noqa: BLE001 - a user's own __len__ or keys may raise anything
-        return UNKNOWN
-
-
-def short(value: Any) -> str:
-    """Formats a value in a few words: a tensor by its type, a function and a class by its name."""
-    if isinstance(value, Tensor):
-        return f"{one_of(type(value))}"
-    if isinstance(value, type):
-        return value.__name__
-    if isinstance(value, FunctionType):
-        return value.__qualname__.replace("<locals>.", "")
-    if isinstance(value, BuiltinFunctionType):  # such as torch.sin, whose type has no name of torch's
-        return value.__name__
-    return _REPR.repr(value)
-
-
-# Reads only the beginning of a long list, and survives an error in the `__repr__` of an item.
-_REPR = reprlib.Repr()
-_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 10
-_REPR.maxstring = _REPR.maxother = 80
+_short = _Short()
+_short.maxstring = _short.maxother = 80
+short = _short.repr
 
 
 # -------------------------------------------------------------------------------------------------- the layouts
 
 
-def value_named(name: str, program: Program | None) -> Value | None:
-    """Returns the value of an argument of a program, or of an inner tensor of one, by the user's name."""
-    if program is None:
-        return None
-    for known, value in zip(program.names, program.inputs, strict=False):
-        if name == known:
-            return value
-        if name.startswith(f"{known}."):
-            for field in name.removeprefix(f"{known}.").split("."):
-                value = dict(value.inner).get(field) if isinstance(value, Wrapper) else None
-            return value
-    return None
-
-
-def compare_metadata(name: str, value: Value, leaf: Any) -> str | None:
+def compare_metadata(name: str, value: Value | None, leaf: Any) -> str | None:
     """Describes the first difference of a wrapper's metadata, or an inner wrapper's, from an earlier program's value.
 
     Returns None if the metadata is equal or the types differ.
     """
-    if not isinstance(value, Wrapper) or not is_wrapper(leaf) or type(leaf) is not value.cls:
+    if not isinstance(value, Wrapper) or type(leaf) is not value.cls:
         return None
     names, context = take_apart(leaf)
     if isinstance(leaf, TensorSubclass):
@@ -145,37 +107,6 @@ def compare_metadata(name: str, value: Value, leaf: Any) -> str | None:
 _programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A call for which Dynamo recompiles.
-
-    Attributes:
-        what: The user's function or module, if known.
-        leaves: User's name -> argument of the new graph.
-        frame: The initial local variables of the frame; empty if unknown.
-        scope: The global variables of the frame; empty if unknown.
-        earlier: The program whose guard failed; None if unknown or deleted.
-    """
-
-    what: Any = None
-    leaves: Mapping[str, Any] = field(default_factory=dict)
-    frame: Mapping[str, Any] = field(default_factory=dict)
-    scope: Mapping[str, Any] = field(default_factory=dict)
-    earlier: Program | None = None
-
-    def name(self, text: str) -> str:
-        """Translates a Dynamo expression into the user's names."""
-        return readable(text, self.what)
-
-    def find(self, path: str) -> Any:
-        """Returns the value of a Dynamo expression in this call; `UNKNOWN` if it cannot be evaluated."""
-        return find_value(path, self.frame, self.scope)
-
-    def expected(self, name: str, expected: str, value: Any) -> str:
-        """Formats the expected and the actual value; leaves out an actual value that is `UNKNOWN`."""
-        return f"{name}: expected {expected}" + ("" if value is UNKNOWN else f", got {short(value)}")
-
-
 def note_program(program: Program) -> None:
     """Records the program of Dynamo's compilation in progress, to compare later calls with it."""
     number = private.CompileContext.current_compile_id()
@@ -199,255 +130,62 @@ def describe_failure(caller: Caller | None, leaves: Mapping[str, Any]) -> str:
     number, _, guard = reason.partition(": ")
     what = None if caller is None else caller.what
     try:
-        frame, scope = ({}, {}) if caller is None else caller.variables(number)
-        return in_words(guard, Failure(what, leaves, frame, scope, _programs.get(number)))
+        variables = ({}, {}) if caller is None else caller.variables(number)
+        if guard.startswith("___check_metadata_"):
+            return _changed_metadata(leaves, _programs.get(number))
+        if state := re.match(rf"G\['({PREFIX}_\w+)'\]", guard):
+            return _changed_state(variables[1].get(state[1]))
+        return in_words(guard, what, variables)
     except Exception:  # noqa: BLE001 - the user's code may raise anything, and the compilation goes on
-        return readable(guard.partition("\nUser stack trace")[0], what)
+        return in_words(guard, what)
 
 
-def in_words(reason: str, failure: Failure) -> str:
-    """Describes a recompilation reason of Dynamo, by the first pattern that matches its text.
-
-    Returns Dynamo's text in the user's names where no pattern matches.
-    """
-    guard = reason.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
-    for pattern, words in _PATTERNS:
-        found = pattern.match(guard)
-        if found is not None:
-            return _fill(words, found, failure) if isinstance(words, str) else words(found, failure)
-    return failure.name(guard)
+def _changed_metadata(leaves: Mapping[str, Any], earlier: Program | None) -> str:
+    values = {} if earlier is None else dict(zip(earlier.names, earlier.inputs, strict=False))
+    found = (compare_metadata(name, values.get(name), leaf) for name, leaf in leaves.items())
+    return next(filter(None, found), "metadata of a tensor subclass")
 
 
-# ---------------------------------------------------------------------------------------------- kinds of guards
-
-_SCALARS = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Char": "int8",
-    "Short": "int16",
-    "Int": "int32",
-    "Long": "int64",
-    "Byte": "uint8",
-    "Bool": "bool",
-}
+def _changed_state(state: Any) -> str:
+    reads = () if state is None else state.changed()
+    parts = (f"; {read.name}: expected {short(read.value)}, got {short(read.now())}" for read in reads)
+    return "a rule reads a value that has changed" + "".join(parts)
 
 
-def _fill(words: str, found: re.Match[str], failure: Failure) -> str:
-    """Fills the groups of a pattern into a text; the group `name` is a Dynamo expression."""
-    groups = found.groupdict().items()
-    return words.format(
-        **{key: failure.name(text) if key == "name" else _SCALARS.get(text, text) for key, text in groups}
-    )
+_MISMATCH = re.compile(
+    r"tensor '(.+)' (size|stride|rank|dtype|requires_grad) mismatch(?: at index (\d+))?\. "
+    r"expected (?:requires_grad=)?(\w+)(?:, actual (\w+))?"
+)
+_TYPE = re.compile(  # PyTorch 2.13 has no expected type
+    r"expected type of '(.+)' to be (?:a tensor type, '|<class '(.+)'>,) ?but found <class '(.+)'>"
+)
+_BY_ID = re.compile(r"___check_(obj|type)_id\((.+?)(?:\.__code__)?, \d+\), type=<class '(.+?)'>")
+_SAME = {"obj": "{} is the same {}", "type": "type({}) is {}"}
 
 
-def _dispatch_keys(found: re.Match[str], failure: Failure) -> str:
-    wanted, actual = ({key.strip() for key in keys.split(",")} for keys in found.groups()[1:])
-    missing, added = wanted - actual, actual - wanted
-    kinds = ["an ordinary tensor", "a tensor made in inference mode"]
-    # An inference tensor lacks the keys of autograd, and differs in no other key.
-    for absent, other, (expected, got) in ((missing, added, kinds), (added, missing, kinds[::-1])):
-        if not other and all(key.startswith(("Autograd", "ADInplaceOrView")) for key in absent):
-            return f"{failure.name(found[1])}: expected {expected}, got {got}"
-    expected, got = (", ".join(sorted(keys)) or "none" for keys in (missing, added))
-    return f"dispatch keys of {failure.name(found[1])}: expected {expected}, got {got}"
-
-
-def _tensor_type(found: re.Match[str], failure: Failure) -> str:
-    name, got = failure.name(found[1]), found[3].rpartition(".")[2]
-    if found[2] is not None:  # since 2.15
-        return f"type of {name}: expected {found[2].rpartition('.')[2]}, got {got}"
-    value = value_named(name, failure.earlier)
-    expected = value.cls.__name__ if isinstance(value, Wrapper) else "Tensor"
-    return f"type of {name}: expected {'Parameter' if expected == got else expected}, got {got}"
-
-
-def _type(found: re.Match[str], failure: Failure) -> str:
-    value = failure.find(found[1])
-    got = UNKNOWN if value is UNKNOWN else type(value)
-    return failure.expected(f"type of {failure.name(found[1])}", found[2].rpartition(".")[2], got)
-
-
-def _identity(found: re.Match[str], failure: Failure) -> str:
-    path = found[1].removesuffix(".__code__")
-    kind = {"code": "function", "builtin_function_or_method": "function", "NoneType": "None"}.get(
-        found[2], found[2]
-    )
-    expected = "None" if kind == "None" else f"the same {kind.rpartition('.')[2]} as before"
-    return failure.expected(failure.name(path), expected, failure.find(path))
-
-
-# The parameters of the function that calls a compiled module.
-_OF_CALLS = {"args": "position", "kwargs": "name"}
-
-
-def _length(found: re.Match[str], failure: Failure) -> str:
-    value, name = failure.find(found[1]), failure.name(found[1])
-    words = f"len({name})"
-    if isinstance(failure.what, nn.Module) and name in _OF_CALLS:
-        words = f"number of arguments passed by {_OF_CALLS[name]}"
-    return failure.expected(words, found[2], unless_unknown(len, value))
-
-
-def _keys(found: re.Match[str], failure: Failure) -> str:
-    name, keys = failure.name(found[1]), unless_unknown(list, failure.find(found[1]))
-    if found[2] is None:
-        return failure.expected(f"keys of {name}", found[3], keys)
-    return failure.expected(
-        f"key {found[2]} of {name}", found[3], unless_unknown(lambda k: k[int(found[2])], keys)
-    )
-
-
-def _contains(found: re.Match[str], failure: Failure) -> str:
-    is_in = found[1] is None
-    return f"{found['key']} in {failure.name(found['name'])}: expected {is_in}, got {not is_in}"
-
-
-def _same(found: re.Match[str], failure: Failure) -> str:
-    if found[2] == "None":
-        return failure.expected(failure.name(found[1]), "None", failure.find(found[1]))
-    return f"{failure.name(found[0])}: expected True, got False"
-
-
-def _duplicates(found: re.Match[str], failure: Failure) -> str:
-    names = [failure.name(name) for name in re.findall(r'"([^"]+)"', found[1])]
-    return f"{' is '.join(names)}: expected False, got True"
-
-
-def _equal(found: re.Match[str], failure: Failure) -> str:
-    return failure.expected(failure.name(found[1]), found[2], failure.find(found[1]))
-
-
-def _sizes(found: re.Match[str], failure: Failure) -> str:
-    """Describes a condition on sizes and ints, with the value of each expression in it."""
-    paths = dict.fromkeys(_PATH.findall(found[0]))
-    values = [
-        f"{failure.name(path)} = {failure.find(path)}" for path in paths if failure.find(path) is not UNKNOWN
-    ]
-    return f"expected {failure.name(found[0])}" + (f", got {', '.join(values)}" if values else "")
-
-
-def _metadata(found: re.Match[str], failure: Failure) -> str:
-    for name, leaf in failure.leaves.items():
-        value = value_named(name, failure.earlier)
-        if value is not None and (words := compare_metadata(name, value, leaf)):
-            return words
-    return "metadata of a tensor subclass"
-
-
-_PATH = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w*)(?:\.\w+(?:\(\))?|\[(?:'[^']*'|\d+)\])*(?![\w(])")
-_TENSOR = r"tensor '(?P<name>.+)' "
-
-
-def _state_of_rules(found: re.Match[str], failure: Failure) -> str:
-    state = failure.scope.get(found[1])
-    changed = state.changed() if isinstance(state, RuleState) else []
-    parts = (failure.expected(read.name, short(read.value), read.now()) for read in changed)
-    return "a rule reads a value that has changed" + "".join(f"; {part}" for part in parts)
-
-
-_EXPECTED = r"expected (?P<expected>-?\w+), actual (?P<got>-?\w+)"
-_PATTERNS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str], Failure], str]]] = [
-    (
-        re.compile(_TENSOR + r"(?P<kind>size|stride) mismatch at index (?P<dim>\d+)\. " + _EXPECTED),
-        "{name}.{kind}({dim}): expected {expected}, got {got}",
-    ),
-    (re.compile(rf"G\['({PREFIX}_\w+)'\]\.is_unchanged == True"), _state_of_rules),
-    (re.compile(_TENSOR + r"rank mismatch\. " + _EXPECTED), "{name}.dim(): expected {expected}, got {got}"),
-    (re.compile(_TENSOR + r"dtype mismatch\. " + _EXPECTED), "{name}.dtype: expected {expected}, got {got}"),
-    (
-        re.compile(_TENSOR + r"requires_grad mismatch\. expected requires_grad=0"),
-        "{name}.requires_grad: expected False, got True",
-    ),
-    (
-        re.compile(_TENSOR + r"requires_grad mismatch\. expected requires_grad=1"),
-        "{name}.requires_grad: expected True, got False",
-    ),
-    (
-        re.compile(
-            _TENSOR + r"Tensor device index mismatch\. .* to be (?P<expected>-?\d+), actual (?P<got>-?\d+)"
-        ),
-        "{name}.device.index: expected {expected}, got {got}",
-    ),
-    (
-        re.compile(
-            _TENSOR
-            + r"dispatch key set mismatch\. expected DispatchKeySet\((.*)\), actual DispatchKeySet\((.*)\)"
-        ),
-        _dispatch_keys,
-    ),
-    (
-        re.compile(
-            r"expected type of '(.+)' to be (?:a tensor type, '|<class '(.+)'>,) ?but found <class '(.+)'>"
-        ),
-        _tensor_type,
-    ),
-    (re.compile(r"___check_type_id\((.+), \d+\), type=<class '(.+?)'>"), _type),
-    (re.compile(r"___check_obj_id\((.+), \d+\), type=<class '(.+?)'>"), _identity),
-    (re.compile(r"___check_metadata_"), _metadata),
-    (re.compile(r"GLOBAL_STATE changed: (.*)"), lambda found, failure: describe_modes(found[1])),
-    (re.compile(r"___check_torch_function_mode_stack"), "another mode: torch function modes"),
-    (re.compile(r".*Duplicate tensors? found.*?(\[.*\])"), _duplicates),
-    (
-        re.compile(r"_has_dynamo_dim_marking is present"),
-        "a tensor has marked dimensions, and had none",
-    ),
-    (re.compile(r"Unable to find|Unexpected recompilation"), "no guard fails any more"),
-    (re.compile(r"(not )?___dict_contains\((?P<key>.+?), (?P<name>.+)\)$"), _contains),
-    (re.compile(r"(not )?\w+\.__contains__\((?P<name>.+), (?P<key>.+)\)$"), _contains),
-    (re.compile(r"list\(dict\.keys\((.+)\)\)(?:\[(\d+)\])? == (.+)$"), _keys),
-    # Dynamo reports either the mismatch (!=) or the guard (==); the number is the expected length in both.
-    (re.compile(r"len\((.+)\) [!=]= (\d+)$"), _length),
-    (re.compile(r"([^\s=]+) is ([^\s=]+)$"), _same),
-    (re.compile(r"(?=.*(?:size\(\)|stride\(\)|[<>%]))(?:[^'\"]|\['[^']*'\])+$"), _sizes),
-    (re.compile(rf"({_PATH.pattern}) == (.+)$"), _equal),
-]
-
-
-# ---- modes of PyTorch --------------------------------------------------------------------------------------
-
-_READERS: dict[str, tuple[str, Callable[[], Any]]] = {
-    "grad_mode": ("gradients", torch.is_grad_enabled),
-    "autocast_cache_enabled": ("cache of autocast", torch.is_autocast_cache_enabled),
-    "deterministic_algorithms": ("deterministic algorithms", torch.are_deterministic_algorithms_enabled),
-    "deterministic_algorithms_warn_only": (
-        "deterministic algorithms only warn",
-        torch.is_deterministic_algorithms_warn_only_enabled,
-    ),
-    "num_threads": ("number of threads", torch.get_num_threads),
-    "default_dtype": ("default dtype", torch.get_default_dtype),
-}
-for _device in ("cpu", "cuda", "xpu", "mps", "mtia", "hpu"):
-    _READERS |= {
-        f"autocast({_device})_enabled": (
-            f"autocast on {_device}",
-            functools.partial(torch.is_autocast_enabled, _device),
-        ),
-        f"autocast({_device})_dtype": (
-            f"dtype of autocast on {_device}",
-            functools.partial(torch.get_autocast_dtype, _device),
-        ),
-    }
-
-
-def describe_modes(names: str) -> str:
-    """Describes the modes that differ.
+def in_words(
+    reason: str, what: Any = None, variables: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
+) -> str:
+    """Returns a recompilation reason of Dynamo in the user's names, with the actual values.
 
     Args:
-        names: Dynamo's names of the modes, separated by spaces.
+        reason: Dynamo's text.
+        what: The user's function or module, if known.
+        variables: The initial local variables of the frame, and its global variables; empty if unknown.
     """
-    return "; ".join(map(_describe, names.split()))
-
-
-def _describe(name: str) -> str:
-    if name not in _READERS:
-        return f"another mode: {name}"
-    words, read = _READERS[name]
-    return _values(words, read())
-
-
-def _values(words: str, value: Any) -> str:
-    if isinstance(value, bool):
-        return f"{words}: expected {'off' if value else 'on'}, got {'on' if value else 'off'}"
-    return f"{words}: expected another value, got {str(value).removeprefix('torch.')}"
+    guard = reason.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
+    if found := _MISMATCH.match(guard):
+        path, fact, dim, expected, got = found.groups()
+        if fact == "requires_grad":
+            expected, got = bool(int(expected)), not int(expected)
+        return f"{readable(path, what)}.{fact}{f'({dim})' if dim else ''}: expected {expected}, got {got}"
+    if found := _TYPE.match(guard):
+        path, expected, got = found.groups()
+        return f"type of {readable(path, what)}: expected {expected or 'a tensor type'}, got {got}"
+    guard = _BY_ID.sub(lambda found: _SAME[found[1]].format(*found.groups()[1:]), guard)
+    values = values_in(guard, *variables)
+    path, equals, expected = guard.partition(" == ")
+    if equals and [*values] == [path]:
+        return f"{readable(path, what)}: expected {expected}, got {short(values[path])}"
+    now = ", ".join(f"{readable(path, what)} = {short(value)}" for path, value in values.items())
+    return readable(guard, what) + (f"; now: {now}" if now else "")

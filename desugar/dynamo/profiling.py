@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,16 +18,8 @@ from desugar import _torch as private
 from desugar.codegen.direct_calls import graph_behind
 from desugar.program import Program
 
-_thread = threading.local()
-_named: weakref.WeakSet[Any] = weakref.WeakSet()  # generated functions whose graphs have names
-_GRAPH = (
-    "compiled_graph"  # the global name of a graph in generated text; a second graph has a number as suffix
-)
-
-
-def needs_name() -> bool:
-    """Returns whether the call in progress has no name in the profiler's trace yet."""
-    return not getattr(_thread, "is_named", False)
+# The global name of a graph in generated text; a second graph has a number as suffix.
+_GRAPH = "compiled_graph"
 
 
 def with_profiler_name(program: Program, name: str, uncompiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,7 +37,7 @@ def with_profiler_name(program: Program, name: str, uncompiled: Callable[..., An
         # Dynamo does not guard the level of forward-mode differentiation, and a program ignores its tangents.
         if forward_ad._current_level >= 0:
             return uncompiled(*leaves)
-        if profiler._is_profiler_enabled and needs_name():
+        if profiler._is_profiler_enabled:
             return call_named(lambda args, kwargs: run(*args), name, (program,), leaves, {})
         return run(*leaves)
 
@@ -64,12 +54,8 @@ def call_named(
     """Calls `call(args, kwargs)` under a name in the profiler's trace, and names the graphs of the programs."""
     for program in programs:
         name_graphs(program, name)
-    _thread.is_named = True
-    try:
-        with record_function(f"desugar: {name}"):
-            return call(args, kwargs)
-    finally:
-        _thread.is_named = False
+    with record_function(f"desugar: {name}"):
+        return call(args, kwargs)
 
 
 def name_graphs(program: Program, name: str) -> None:
@@ -78,10 +64,8 @@ def name_graphs(program: Program, name: str) -> None:
     functions = [("forward", inspect.unwrap(program.run)), *(("backward", made) for made in backwards)]
     for role, function in functions:
         scope = getattr(function, "__globals__", {})
-        if function in _named or _GRAPH not in scope:
-            continue
-        _named.add(function)
-        for key in [key for key in scope if key.startswith(_GRAPH)]:
+        keys = [key for key in scope if key.startswith(_GRAPH)]
+        for key in [key for key in keys if not hasattr(scope[key], "is_named")]:
             scope[key] = _with_name(*graph_behind(scope, key), f"desugar graph: {name}, {role}")
 
 
@@ -102,4 +86,5 @@ def _with_name(graph: Callable[..., Any], current: Callable[..., Any], name: str
         with record_function(name):
             return graph(items)
 
+    named.is_named = True  # type: ignore[attr-defined]
     return named

@@ -13,7 +13,6 @@ when the function first uses it, it becomes an input that the program holds by r
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -69,7 +68,6 @@ class Inputs:
         inference: The places of the leaves and plain tensors that were made in inference mode.
         static: Argument leaves that Dynamo marks as parameters or buffers, which keep their addresses.
         generators: The generators that the function passed to random functions.
-        made_tensors: References to the tensors that torch functions returned in the runs.
         offsets_matter: Whether the function reads a storage offset (:func:`desugar.ir.fx_utils.depends_on_offsets`).
     """
 
@@ -86,7 +84,6 @@ class Inputs:
     inference: set[Origin] = field(default_factory=set)
     static: set[int] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
-    made_tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
     offsets_matter: bool = False
 
     def add_arguments(self, leaves: Sequence[object]) -> None:

@@ -141,29 +141,6 @@ def clone_aliased_results(graph: fx.GraphModule, before: Results) -> None:
         set_outputs(graph, outputs)
 
 
-def read_sizes_early(graph: fx.GraphModule) -> None:
-    """Makes a joint graph read sizes from the forward's tensors instead of the tangents'; changes it in place.
-
-    Only data determines an unbacked size. The tangents are placeholders, which come before the forward op that makes
-    such a size. So the trace reads the size from a tangent. A size that no forward tensor has is still read from the
-    tangent.
-    """
-    tangents = tangent_slots(graph)
-    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    sizes = [node for node in calls if isinstance(node.meta.get("val"), torch.SymInt)]
-    tangent_sizes = [node for node in sizes if getattr(node.args[0], "name", None) in tangents]
-    if not tangent_sizes:
-        return
-    forward = [node for node, slots in tangent_dependencies(graph, tangents).items() if not slots]
-    for node in tangent_sizes:
-        found = find_extent(node.meta["val"], forward)
-        if found is not None:
-            with graph.graph.inserting_after(found[0]):
-                size = graph.graph.call_function(torch.ops.aten.sym_size.int, found)
-            size.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(size)
-
-
 def replace_floats(graph: fx.GraphModule, mode: Any) -> None:
     """Replaces arithmetic with symbolic floats in a traced graph by arithmetic with the tensors that hold them.
 

@@ -142,12 +142,6 @@ class Outputs:
         return {slot: positions[value] for slot, value in self.stores}
 
     @property
-    def held_positions(self) -> dict[int, int]:
-        """Index of a graph output -> the input slot whose memory holds it."""
-        positions = self.positions
-        return {positions[slot]: home for slot, home in self.held}
-
-    @property
     def token_positions(self) -> list[int]:
         """The indices of the graph outputs that are effect tokens."""
         return [n for slot, n in self.positions.items() if slot in self.tokens]
@@ -223,11 +217,6 @@ class Interface:
     grads: tuple[tuple[int, Value | None], ...] = ()
     calls: tuple[GradientCall, ...] = ()
     offsets_matter: bool = False
-
-    @property
-    def is_training(self) -> bool:
-        """Whether the graph has a backward."""
-        return bool(self.tangents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,18 +324,6 @@ class Split:
             _slots_behind_saved(partitioned),
             find_random_op(partitioned.forward),
         )
-
-    @property
-    def saved_bytes(self) -> int | None:
-        """Bytes of the intermediate values saved for the backward; None if a size is symbolic."""
-        total = 0
-        for value in self.forward_outputs[self.num_forward :]:
-            if isinstance(value, Tensor):
-                numel = value.numel()
-                if not isinstance(numel, int):
-                    return None
-                total += numel * value.element_size()
-        return total
 
 
 AutocastState = tuple[tuple[str, bool, torch.dtype], ...]  # (device type, whether enabled, dtype) for each

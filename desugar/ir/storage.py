@@ -39,6 +39,12 @@ def are_apart(written: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
         written: The tensors that the function mutates.
         others: The other tensors.
     """
-    return not any(
-        may_overlap(tensor, other) for n, tensor in enumerate(written) for other in (*written[:n], *others)
-    )
+    by_storage: dict[int, list[Tensor]] = {}
+    for tensor in others:
+        by_storage.setdefault(storage_key(tensor), []).append(tensor)
+    for tensor in written:
+        near = by_storage.setdefault(storage_key(tensor), [])
+        if any(may_overlap(tensor, other) for other in near):
+            return False
+        near.append(tensor)
+    return True

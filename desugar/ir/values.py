@@ -339,12 +339,11 @@ def requires_grad(value: Value) -> bool:
     return isinstance(value, Plain | Wrapper) and value.requires_grad
 
 
-def describe(value: Value, indent: str = "", items: Sequence[Any] = ()) -> str:
-    """Formats a value as text, one line per tensor; with `items`, plain tensors show their dtype and size."""
+def describe(value: Value, indent: str = "") -> str:
+    """Formats a value as text, one line per tensor."""
     match value:
         case Plain(index, grad):
-            item = f": {items[index].dtype} {_ints(items[index].size())}" if items else ""
-            return f"{indent}plain tensor #{index}{item}" + (" (requires grad)" if grad else "")
+            return f"{indent}plain tensor #{index}" + (" (requires grad)" if grad else "")
         case Constant(constant, index):
             return f"{indent}{constant!r}" if index is None else f"{indent}int #{index}"
         case Same(of, index):
@@ -355,7 +354,7 @@ def describe(value: Value, indent: str = "", items: Sequence[Any] = ()) -> str:
             head = f"{indent}{value.cls.__name__} size={_ints(value.size)} {value.dtype}"
             head += " (requires grad)" if value.requires_grad else ""
             lines = [
-                f"{indent}  .{field_name(name)}: {describe(part, indent + '  ', items).lstrip()}"
+                f"{indent}  .{field_name(name)}: {describe(part, indent + '  ').lstrip()}"
                 for name, part in value.inner
             ]
             lines += [f"{indent}  .{name}: int {_ints((extent,))}" for name, extent in value.dynamics]

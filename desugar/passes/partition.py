@@ -41,7 +41,7 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
         static_slots: Input slots of tensors that outlive the call (parameters); saving them costs no memory.
         split: A partitioner with the interface of PyTorch's `min_cut_rematerialization_partition`.
     """
-    _read_sizes_of_results(traced)
+    _read_sizes_early(traced)
     behind = tangent_dependencies(traced.graph, tangent_slots(traced.graph))
     gradients = output_nodes(traced.graph)[traced.num_forward :]
     # If none of these tangents arrives, the gradient is `None` in eager mode, not zero.
@@ -70,26 +70,32 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
     return Partitioned(forward, backward, traced.num_forward, sources, depends)
 
 
-def _read_sizes_of_results(traced: Traced) -> None:
-    """Makes a joint graph read sizes from results instead of their tangents; changes the graph in place.
+def _read_sizes_early(traced: Traced) -> None:
+    """Makes a joint graph read sizes from the forward's tensors instead of the tangents; changes the graph in place.
 
     The partitioner saves each symbol of a backward input that a node of the joint graph binds. Only data determines
-    some sizes, and each run of the function has a new symbol for such a size. The tangents have the symbols of the
-    first run, and the forward has the symbols of the second. So no forward node binds the symbol of a tangent.
+    some sizes. The trace reads such a size from a tangent, a placeholder, before the forward op that makes it. Each run
+    of the function has a new symbol for it: the tangents have the symbols of the first run, and the forward has the
+    symbols of the second. So a symbol that no tensor of the forward has is a size of the tangent's result.
     """
-    graph = traced.graph
+    graph, extents = traced.graph, dict[Any, tuple[fx.Node, int]]()
+    behind = tangent_dependencies(graph, tangent_slots(graph))
+    for node, slots in behind.items():
+        tensor = node.meta.get("val")
+        for dim, extent in enumerate(tensor.shape if isinstance(tensor, Tensor) and not slots else ()):
+            if isinstance(extent, torch.SymInt):
+                extents.setdefault(extent.node.expr, (node, dim))
     computed = dict(zip(traced.outputs.positions, output_nodes(graph), strict=False))
-    extents: dict[Any, tuple[fx.Node, int]] = {}
     for number, value in traced.tangents:
-        slots = {path: slot for slot, path in paths_of(traced.outputs.values[number])}
+        results = {path: slot for slot, path in paths_of(traced.outputs.values[number])}
         for slot, path in paths_of(value):
-            result = computed.get(slots.get(path, -1))
+            result = computed.get(results.get(path, -1))
             for dim, extent in enumerate(traced.tangent_items[slot].shape):
                 if isinstance(result, fx.Node) and isinstance(extent, torch.SymInt):
                     extents.setdefault(extent.node.expr, (result, dim))
-    for node, behind in tangent_dependencies(graph, tangent_slots(graph)).items():
+    for node, slots in behind.items():
         size = node.meta.get("val")
-        if behind and isinstance(size, torch.SymInt) and (found := extents.get(size.node.expr)):
+        if slots and isinstance(size, torch.SymInt) and (found := extents.get(size.node.expr)):
             with graph.graph.inserting_after(found[0]):
                 of_result = graph.graph.call_function(torch.ops.aten.sym_size.int, found)
             of_result.meta["val"] = found[0].meta["val"].shape[found[1]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -66,15 +65,11 @@ class Capture(TorchFunctionMode):
         result = run_op(func, args, kwargs)
         if func in _DETACH:
             self.detached[id(result)] = Detached(result, args[0])
-        made = result if isinstance(result, list | tuple) else [result]
-        self.inputs.made_tensors.extend(weakref.ref(tensor) for tensor in made if isinstance(tensor, Tensor))
         return result
 
     def replace_leaf(self, leaf: Any) -> Any:
         """Returns the input that represents a tensor from outside the trace; returns any other leaf unchanged."""
-        if not isinstance(leaf, Tensor) or not is_constructed(leaf):
-            return leaf
-        if is_traced(leaf):
+        if not isinstance(leaf, Tensor) or not is_constructed(leaf) or is_traced(leaf):
             return leaf
         if id(leaf) not in self.captured_leaves:
             # The first use may be inside vmap or grad, which do not transform a captured tensor.
@@ -87,10 +82,6 @@ class Capture(TorchFunctionMode):
                 self.storages += [storages_of(item) for item in self.items[len(self.storages) :]]
             self.captured_leaves[id(leaf)] = input_leaf
         return self.captured_leaves[id(leaf)].leaf
-
-    def replace_result(self, result: Any) -> Any:
-        """Returns the function's result, with captured tensors replaced by inputs of the graph."""
-        return optree.tree_map(self.replace_leaf, result, none_is_leaf=True)
 
 
 def build_input_leaf(value: Value, inputs: Inputs, items: list[Any], arguments: list[InputLeaf]) -> InputLeaf:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,24 +32,8 @@ def tracing_modes(fake_mode: Any) -> Iterator[Any]:
         private.enable_python_dispatcher(),
         functional_mode_class()() as functionalization,
         _translate_torch_errors(),
-        _mute_fake_tensor_errors(),
     ):
         yield functionalization
-
-
-@contextlib.contextmanager
-def _mute_fake_tensor_errors() -> Iterator[None]:
-    """Stops torch's log records about ops that fail on fake tensors, in this thread: the user gets the error itself."""
-    thread, log = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
-
-    def is_kept(record: logging.LogRecord) -> bool:
-        return record.thread != thread or "attempting to run meta" not in record.getMessage()
-
-    log.addFilter(is_kept)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_kept)
 
 
 @contextlib.contextmanager

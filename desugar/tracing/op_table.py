@@ -6,8 +6,8 @@ A handler gets a call and the inputs of the program. It returns the function to 
 A trace uses PyTorch's decompositions. They differ from the eager kernels in three places:
 
 - Dropout that drops nothing returns a copy; eager mode returns the argument.
-- Recurrent layers apply no dropout between layers in training.
-- `multilabel_margin_loss` counts the targets after a -1.
+- Recurrent layers apply no dropout between layers in training. Such a call raises.
+- `multilabel_margin_loss` counts the targets after a -1. The call raises.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar.errors import DesugarError, user_line
 from desugar.flatten.inputs import Inputs
 from desugar.tracing.unsupported import SPARSE, check_retain_grad, check_sparse, refuse_data, refuse_grad
-from subclasses import TensorSubclass
-from subclasses._torch import disabled_torch_function_impl
 
 Handler = Callable[[Any, Any, Any, Inputs], tuple[Any, Any]]
 
@@ -32,28 +30,35 @@ _grad: Any = Tensor.grad
 
 # ---- decompositions ----------------------------------------------------------------------------------------
 
-RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-
 
 def keep_undropped(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
     """Replaces a dropout that drops nothing by its argument."""
     return (_return_input if _drops_nothing(*args, **kwargs) else func), args
 
 
-def ignore_later_targets(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Replaces `multilabel_margin_loss` by a function that ignores the targets after a -1."""
-    return multilabel_margin_loss, args
+def refuse_targets(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Raises for `multilabel_margin_loss`."""
+    raise DesugarError(
+        "multilabel_margin_loss is called inside the function, and PyTorch's decomposition counts the targets after "
+        "a -1",
+        where=user_line(),
+        instead="run this part in eager mode, outside the compiled function",
+        stock_is_wrong=True,
+    )
 
 
-def drop_between_layers(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Replaces recurrent layers with dropout by calls of one layer each."""
-    if func is torch.lstm:
-        args = (_require_grad(args[0]), *args[1:])
+def check_recurrent(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Raises for recurrent layers with dropout between them, where Dynamo does not break the graph at the layers."""
     # Dynamo breaks the graph at packed sequences, whose arguments differ.
     num_layers, dropout, train = args[-5:-2]
-    if kwargs or not (train and dropout and num_layers > 1):
-        return func, args
-    return _each_layer, (func, *args)
+    if train and dropout and num_layers > 1:
+        raise DesugarError(
+            f"{func.__name__} has dropout between its layers, which PyTorch's decomposition leaves out",
+            where=user_line(),
+            instead="set torch._dynamo.config.allow_rnn = False, or call one layer at a time",
+            stock_is_wrong=True,
+        )
+    return func, (_require_grad(args[0]), *args[1:]) if func is torch.lstm else args
 
 
 def _drops_nothing(
@@ -71,59 +76,10 @@ def _return_input(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input
 
 
-def multilabel_margin_loss(
-    input: Tensor,
-    target: Tensor,
-    size_average: bool | None = None,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-) -> Tensor:
-    """Computes `torch.nn.functional.multilabel_margin_loss`; ignores the targets after the first -1 of a row."""
-    if size_average is not None or reduce is not None:
-        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
-    if input.dim() == 0:
-        input, target = input.unsqueeze(0), target.unsqueeze(0)
-    is_label = (target == -1).cumsum(-1) == 0
-    labels = target.masked_fill(~is_label, 0)
-    is_other = input.new_zeros(input.shape).scatter_add(-1, labels, is_label.to(input.dtype)) == 0
-    margins = (1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)).clamp_min(0)
-    counted = is_label.unsqueeze(-1) & is_other.unsqueeze(-2)
-    loss = margins.masked_fill(~counted, 0).sum((-2, -1)) / input.shape[-1]
-    return loss if reduction == "none" else getattr(loss, reduction)()
-
-
 def _require_grad(tensor: Tensor) -> Tensor:
     """Returns the tensor with `requires_grad` set: PyTorch's decomposition of lstm reads it of no other argument."""
     must_set = torch.is_grad_enabled() and not tensor.requires_grad
     return tensor.detach().requires_grad_() if must_set else tensor
-
-
-def _each_layer(  # noqa: PLR0913 - the op's own arguments
-    func: Any,
-    x: Tensor,
-    hidden: Any,
-    params: Any,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> Any:
-    """Runs the layers one after the other, with dropout between them as in the eager kernels."""
-    has_two_states = isinstance(hidden, list | tuple)  # lstm: hidden and cell state
-    states = [state.chunk(num_layers) for state in (hidden if has_two_states else (hidden,))]
-    x = x.transpose(0, 1) if batch_first else x
-    num_params, new_states = len(params) // num_layers, []
-    for n in range(num_layers):
-        x = F.dropout(x, dropout) if n else x
-        layer_states = [state[n] for state in states]
-        layer_params = params[n * num_params : (n + 1) * num_params]
-        layer_hidden = layer_states if has_two_states else layer_states[0]
-        x, *new = func(x, layer_hidden, layer_params, has_biases, 1, 0.0, train, bidirectional, False)
-        new_states.append(new)
-    x = x.transpose(0, 1) if batch_first else x
-    return x, *(torch.cat(parts) for parts in zip(*new_states, strict=True))
 
 
 # ---- sizes -------------------------------------------------------------------------------------------------
@@ -148,68 +104,7 @@ def guard_squeezed(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[A
     return func, args
 
 
-# ---- indexing by integer tensors ---------------------------------------------------------------------------
-
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-
-
-def index_by_scalars(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Replaces the tensor `i` in `x[i]`, `x[1:i]` and `x[i] = y` by its value; returns other calls unchanged.
-
-    Eager mode reads the value of such a tensor; a trace makes the value a symbol of the graph.
-    `x[...]` accepts no symbol that depends on data as an index, so each such index becomes a `select`. A mask of dtype
-    uint8 becomes a bool mask when `x` is read: fake tensors do not accept a uint8 mask.
-
-    Returns:
-        The function to call and its arguments.
-    """
-    x, index, *value = args
-    parts = index if type(index) is tuple else (index,)
-    if not value and any(map(_is_byte_mask, parts)):
-        parts = tuple(part != 0 if _is_byte_mask(part) else part for part in parts)
-        args = (x, parts, *value)
-    is_basic = all(isinstance(part, int | slice) or _is_scalar(part) for part in parts)
-    if not is_basic or not any(map(_has_scalar, parts)) or not _has_default_indexing(x):
-        return func, args
-    return (_write if value else _read), (x, parts, *value)
-
-
-def _read(x: Tensor, parts: tuple[Any, ...]) -> Tensor:
-    for dim, part in reversed([*enumerate(parts)]):
-        x = x.select(dim, part.item()) if _is_scalar(part) else x  # type: ignore[arg-type]
-    return x[tuple(_to_number(part) for part in parts if not _is_scalar(part))]
-
-
-def _write(x: Tensor, parts: tuple[Any, ...], value: Any) -> None:
-    _read(x, parts)[...] = value
-
-
-def _has_default_indexing(x: Any) -> bool:
-    """Whether indexing has PyTorch's meaning: the class of `x` has no rules for torch functions."""
-    cls = type(x)
-    return (
-        isinstance(x, private.FunctionalTensor)
-        or cls.__torch_function__ is disabled_torch_function_impl
-        or (issubclass(cls, TensorSubclass) and not cls._has_function_rules)
-    )
-
-
-def _is_byte_mask(part: Any) -> bool:
-    return isinstance(part, Tensor) and part.dtype is torch.uint8
-
-
-def _is_scalar(part: Any) -> bool:
-    return isinstance(part, private.FunctionalTensor) and part.dim() == 0 and part.dtype in _INTEGERS
-
-
-def _has_scalar(part: Any) -> bool:
-    return any(map(_is_scalar, (part.start, part.stop, part.step) if isinstance(part, slice) else (part,)))
-
-
-def _to_number(part: Any) -> Any:
-    if isinstance(part, slice):
-        return slice(*map(_to_number, (part.start, part.stop, part.step)))
-    return part.item() if _is_scalar(part) else part
+# ---- storage offsets ---------------------------------------------------------------------------------------
 
 
 def note_offset_read(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
@@ -227,15 +122,13 @@ HANDLERS: dict[Any, Handler] = {
     _grad.__delete__: refuse_grad,
     Tensor.retain_grad: check_retain_grad,
     **dict.fromkeys(SPARSE, check_sparse),
-    Tensor.__getitem__: index_by_scalars,
-    Tensor.__setitem__: index_by_scalars,
     **dict.fromkeys(SQUEEZES, guard_squeezed),
     Tensor.storage_offset: note_offset_read,
     F.dropout: keep_undropped,
     torch.dropout: keep_undropped,
-    F.multilabel_margin_loss: ignore_later_targets,
-    **dict.fromkeys(RECURRENT, drop_between_layers),
+    F.multilabel_margin_loss: refuse_targets,
+    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), check_recurrent),
 }
 
-# Handlers that compute in place of the function. Where a class has a rule for the function, the rule runs instead.
-REPLACING = frozenset({keep_undropped, ignore_later_targets, drop_between_layers})
+# Handlers about PyTorch's decompositions. Where a class has a rule for the function, the rule runs instead.
+REPLACING = frozenset({keep_undropped, refuse_targets, check_recurrent})

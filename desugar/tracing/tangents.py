@@ -61,7 +61,7 @@ def make_tangents(
         (output leaf, value) of each tangent, and the fake tensors by tangent slot.
 
     Raises:
-        DesugarError: The tangent would be a sparse tensor, or would hold a value without a gradient.
+        DesugarError: The tangent would hold a value without a gradient.
     """
     flat = Flat()
     tangents = [(number, _tangent_value(value, outputs, flat, all_inner=False)) for number, value in results]
@@ -90,11 +90,6 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
     match value:
         case Plain(index):
             fake = outputs.items[index]
-            if fake.layout is not torch.strided:
-                raise DesugarError(
-                    "a result that requires grad is a sparse tensor",
-                    instead="return its values and indices, or to_dense() of the detached tensor",
-                )
             if not all_inner and not is_differentiable(fake):
                 return Constant(None, index)
             return Plain(flat.tensor(tangent_like(fake)))

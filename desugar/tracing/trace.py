@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import optree
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -29,7 +30,7 @@ from torch.fx.graph import CodeGen
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.flatten.inputs import Inputs
-from desugar.ir.fx_utils import depends_on_offsets, multiply_in_pairs, read_sizes_early
+from desugar.ir.fx_utils import depends_on_offsets, multiply_in_pairs
 from desugar.ir.stages import GradientCall, LeafFunction, Outputs, Traced
 from desugar.ir.values import Flat, Value, View, requires_grad
 from desugar.recording.ops import record_backward, record_ops
@@ -67,7 +68,8 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
     capture.captured_leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
     tokens = start_effects()
     with capture, unsupported.restored_grad_mode():
-        result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
+        result = call([leaf.leaf for leaf in arguments])
+        result = optree.tree_map(capture.replace_leaf, result, none_is_leaf=True)
     end_effects()
     input_leaves += [capture.captured_leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
@@ -148,7 +150,6 @@ def _traced(recorder: _Recorder, graph: GraphModule) -> Traced:
     calls = resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
     offsets_matter = inputs.offsets_matter or depends_on_offsets(graph)
-    read_sizes_early(graph)
     multiply_in_pairs(graph)
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()

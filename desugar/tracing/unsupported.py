@@ -90,10 +90,10 @@ def check_retain_grad(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tupl
     return func, args
 
 
-_COMPRESSED = [f"sparse_{name}_tensor" for name in ("csr", "csc", "bsr", "bsc", "compressed")]
-_FROM_COMPRESSED_PARTS = frozenset(getattr(torch, name) for name in _COMPRESSED)
-_TO_COMPRESSED = frozenset(getattr(Tensor, f"to_sparse_{name}") for name in ("csr", "csc", "bsr", "bsc"))
-_STOCK_LOSES_SPARSE = torch.__version__ < "2.15"  # stock loses the gradient silently
+_LAYOUTS = ("csr", "csc", "bsr", "bsc")
+_FROM_COMPRESSED_PARTS = frozenset(
+    getattr(torch, f"sparse_{name}_tensor") for name in (*_LAYOUTS, "compressed")
+)
 SPARSE = frozenset(
     {
         torch.sparse_coo_tensor,
@@ -101,30 +101,21 @@ SPARSE = frozenset(
         Tensor.to_sparse,
         Tensor.to_dense,
         *_FROM_COMPRESSED_PARTS,
-        *_TO_COMPRESSED,
+        *(getattr(Tensor, f"to_sparse_{name}") for name in _LAYOUTS),
     }
 )
 
 
 def check_sparse(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
-    """Raises for a call that makes or reads a sparse tensor if gradients may flow through it: a trace loses them."""
-    by_layout = func is Tensor.to_sparse and bool(kwargs)
-    if func is Tensor.to_sparse and not by_layout:
-        return func, args
-    used = tensor_leaves((args, kwargs))
-    if func is Tensor.to_dense:  # a functional tensor calls it on its `elem`, which has no autograd metadata
-        alive = [tensor for ref in inputs.made_tensors if (tensor := ref()) is not None]
-        used = [tensor for tensor in alive if getattr(tensor, "elem", None) is args[0]]
-    # Autograd in a trace does not support the compressed layouts at all.
-    compressed = by_layout or func in _TO_COMPRESSED
-    needs_grad = compressed or any(tensor.requires_grad for tensor in used)
-    if (needs_grad and torch.is_grad_enabled()) or func in _FROM_COMPRESSED_PARTS:
+    """Raises for a call that makes or reads a sparse tensor where gradients are on: a trace may lose them."""
+    is_dense = func is Tensor.to_dense and args[0].layout is torch.strided
+    if (torch.is_grad_enabled() and not is_dense) or func in _FROM_COMPRESSED_PARTS:
         raise DesugarError(
             f"a sparse tensor is made or read inside the function ({func.__name__}), where gradients are on",
             where=user_line(),
             instead="make it of detached tensors outside, use dense ones with index_add or scatter_add, or "
             + _USE_EAGER,
-            stock_is_wrong=_STOCK_LOSES_SPARSE,
+            stock_is_wrong=torch.__version__ < "2.15",  # stock loses the gradient silently
         )
     return func, args
 

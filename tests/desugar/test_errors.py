@@ -1,7 +1,6 @@
 """The error of the pass, errors of the user's own code and their lines, and interrupts; the next call works."""
 
 import gc
-import logging
 import traceback
 import weakref
 from unittest import mock
@@ -107,18 +106,16 @@ def test_an_error_in_the_function_passes_through(cls, kind, door):
 
 
 @EVERY_DOOR
-def test_errors_of_torch_pass_through(door, caplog):
-    """Dynamo's run on fake tensors raises them, in a class of its own that is a RuntimeError, too, and logs them."""
-    fn, log, seen = lambda x: x @ torch.ones(7, 7), logging.getLogger("torch._subclasses.fake_tensor"), []
-    with mock.patch.object(log, "handlers", [*log.handlers, caplog.handler]):
-        for way in (by_stock, door):
-            torch.compiler.reset()
-            caplog.clear()
-            with pytest.raises(RuntimeError, match="same reduction dim") as caught:
-                way(fn)(make(Pair, 2, 3))
-            seen.append((type(caught.value), [record.name for record in caplog.records].count(log.name)))
-    assert seen[0] == seen[1] and seen[0][0] is not DesugarError and log.filters == []
-    assert "fn, log, seen = lambda x: x @ torch.ones(7, 7)" in str(caught.value)
+def test_errors_of_torch_pass_through(door):
+    """Dynamo's run on fake tensors raises them, in a class of its own that is a RuntimeError, too."""
+    fn, seen = lambda x: x @ torch.ones(7, 7), []
+    for way in (by_stock, door):
+        torch.compiler.reset()
+        with pytest.raises(RuntimeError, match="same reduction dim") as caught:
+            way(fn)(make(Pair, 2, 3))
+        seen.append(type(caught.value))
+    assert seen[0] is seen[1] is not DesugarError
+    assert "fn, seen = lambda x: x @ torch.ones(7, 7)" in str(caught.value)
 
 
 def test_an_error_with_sizes_that_changed():

@@ -40,7 +40,8 @@ def name_of(op: Any) -> str:
 OPS = [
     pytest.param(op, id=name_of(op), marks=[] if name_of(op) in CHOSEN else [pytest.mark.slow])
     for op in op_db
-    if op.dtypes and not op.name.startswith("jiterator")  # which is for GPUs
+    # The first are for GPUs, and the pass refuses the other, which PyTorch decomposes wrongly.
+    if op.dtypes and not op.name.startswith(("jiterator", "nn.functional.multilabel_margin_loss"))
 ]
 
 

@@ -12,7 +12,6 @@ from tests.desugar.judge import (
     assert_refused,
     assert_wrong_everywhere,
     judge,
-    strictly,
     unlooked_at,
 )
 
@@ -120,14 +119,12 @@ LOST["read"] = lambda v, d, x: coo(v).to_dense()
 @pytest.mark.sweep(12)
 @pytest.mark.parametrize("name", LOST)
 def test_gradients_through_sparse_tensors_that_a_trace_loses(name):
-    """Newer releases keep some of them; on others it is an error, never a lost gradient."""
+    """Where stock keeps them, stock compiles the function; on others it is an error, never a lost gradient."""
     inside = unlooked_at(LOST[name])
     fn = lambda v, d, x: inside(v, d, x) * 1  # noqa: E731
     if not KEEPS_GRADIENTS:
         error = assert_wrong_everywhere(fn, arguments, "sparse tensor is made or read inside the function")
         assert error.where is not None and "test_sparse.py" in error.where
-    elif "dense again" in name:
-        judge(fn, arguments, way=strictly, calls=2)
     else:
         assert_refused(fn, arguments, "sparse tensor is made or read inside the function")
     torch.compiler.reset()

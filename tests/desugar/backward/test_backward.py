@@ -92,9 +92,7 @@ def test_a_backward_that_runs_the_function_again_refuses_what_was_assigned(cls):
     out = by_pass(lambda x, y: x.sin() * y)(x, y)
     with torch.no_grad():
         y.a = y.a * 2
-    with pytest.raises(
-        DesugarError, match=r"and 'a' of its argument, an? \w+ of size \(2, 3\), has been assigned"
-    ):
+    with pytest.raises(DesugarError, match=r"and 'a' of its argument, an? \w+, has been assigned"):
         torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
 
 

@@ -125,10 +125,10 @@ def branches(x, n):
         (
             lambda x, n: x * n,
             [(x, 2.5) for x in [torch.ones(2), torch.ones(2, 1), torch.ones(2, 1).double()]],
-            ("<lambda>: x.dim(): expected 1, got 2", "<lambda>: x.dtype: expected float32, got float64"),
+            ("<lambda>: x.rank: expected 1, got 2", "<lambda>: x.dtype: expected Float, got Double"),
         ),
         # A guard of a branch is told without the line that it came from.
-        (branches, [(torch.ones(2), 1), (torch.ones(2), 3)], ("branches: n: expected 1",)),
+        (branches, [(torch.ones(2), 1), (torch.ones(2), 3)], ("branches: n == 1",)),
     ],
 )
 def test_recompiles_are_told_in_the_words_of_a_report(fn, calls, recompiles):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from desugar.dynamo.guard_failures import UNKNOWN, Failure, describe_modes, find_value, in_words, short
+from desugar.dynamo.guard_failures import in_words, short, values_in
 from desugar.recording.listeners import listen
 from subclasses import TensorSubclass, inner
 from tests.desugar.classes import Labeled, Pair, Tagged
@@ -70,29 +70,35 @@ def total(xs):
 
 X = ones(2)
 
+
+def other_type(name, cls, wanted="torch.Tensor"):
+    """The text for a value of another type; before 2.14, Dynamo does not name the expected type."""
+    return f"type of {name}: expected {'a tensor type' if torch.__version__ < '2.14' else wanted}, got {cls}"
+
+
 # Function, arguments of the first call, arguments of the second call, and the reason in the report.
 FAILURES = [
     (add, (ones(2), ones(2)), (ones(3), ones(3)), "x.size(0): expected 2, got 3"),
-    (twice, (ones(2),), (ones(2, 2),), "x.dim(): expected 1, got 2"),
-    (twice, (ones(2),), (ones(2).double(),), "x.dtype: expected float32, got float64"),
+    (twice, (ones(2),), (ones(2, 2),), "x.rank: expected 1, got 2"),
+    (twice, (ones(2),), (ones(2).double(),), "x.dtype: expected Float, got Double"),
     (twice, (ones(2),), (ones(2, requires_grad=True),), "x.requires_grad: expected False, got True"),
-    (twice, (ones(2),), (Pair(X, X),), "type of x: expected Tensor, got Pair"),
-    (twice, (Pair(X, X),), (ones(2),), "type of x: expected Pair, got Tensor"),
-    (twice, (ones(2),), (nn.Parameter(X),), "type of x: expected Tensor, got Parameter"),
-    (twice, (nn.Parameter(X),), (ones(2),), "type of x: expected Parameter, got Tensor"),
-    (times, (ones(2), ones(2)), (ones(2), 3), "type of n: expected Tensor, got int"),
+    (twice, (ones(2),), (Pair(X, X),), other_type("x", "tests.subclasses.subjects.Pair")),
+    (twice, (Pair(X, X),), (ones(2),), "type(x) is tests.subclasses.subjects.Pair; now: x = a Tensor"),
+    (twice, (ones(2),), (nn.Parameter(X),), other_type("x", "torch.nn.parameter.Parameter")),
+    (twice, (nn.Parameter(X),), (ones(2),), other_type("x", "torch.Tensor", "torch.nn.parameter.Parameter")),
+    (times, (ones(2), ones(2)), (ones(2), 3), other_type("n", "int")),
     (times, (ones(2), 3), (ones(2), ones(2)), "n: expected 3, got a Tensor"),
     (times, (ones(2), 3), (ones(2), 4), "n: expected 3, got 4"),
     (times, (ones(2), 0.5), (ones(2), 0.25), "n: expected 0.5, got 0.25"),
     (times, (ones(2), True), (ones(2), False), "n: expected True, got False"),
-    (either, (X,), (X, X), "y: expected None, got a Tensor"),
-    (either, (X, X), (X,), "type of y: expected Tensor, got NoneType"),
+    (either, (X,), (X, X), "y is None; now: y = a Tensor"),
+    (either, (X, X), (X,), other_type("y", "NoneType")),
     (lambda x, o: x * 2 if o == "a" else x * 3, (X, "a"), (X, "b"), "o: expected 'a', got 'b'"),
     (
         lambda x, c: x * c.value,
         (X, Color.RED),
         (X, Color.BLUE),
-        "c: expected the same Color as before, got <Color.BLUE: 2>",
+        f"c is the same {__name__}.Color; now: c = <Color.BLUE: 2>",
     ),
     (
         lambda x, t: x.to(t),
@@ -101,18 +107,18 @@ FAILURES = [
         "t: expected torch.float64, got torch.float16",
     ),
     (lambda x, c: x * c.scale, (X, Config(1)), (X, Config(2)), "c.scale: expected 1, got 2"),
-    (total, ([X, X],), ([X, X, X],), "len(xs): expected 2, got 3"),
-    (total, ((X, X),), ([X, X],), "type of xs: expected tuple, got list"),
-    (total, ({"a": X},), ({"b": X},), "key 0 of xs: expected 'a', got 'b'"),
-    (total, ({"a": X},), ({"a": X, "b": X},), "len(xs): expected 1, got 2"),
+    (total, ([X, X],), ([X, X, X],), "len(xs) == 2; now: xs = [a Tensor, a Tensor, a Tensor]"),
+    (total, ((X, X),), ([X, X],), "type(xs) is tuple; now: xs = [a Tensor, a Tensor]"),
+    (total, ({"a": X},), ({"b": X},), "list(dict.keys(xs))[0] == 'a'; now: xs = {'b': a Tensor}"),
+    (total, ({"a": X},), ({"a": X, "b": X},), "len(xs) != 1; now: xs = {'a': a Tensor, 'b': a Tensor}"),
     (
         lambda d: d["x"] * d["by"][0],
         ({"x": X, "by": [2]},),
         ({"x": X, "by": [3]},),
         "d['by'][0]: expected 2, got 3",
     ),
-    (add, (X, X), (X, ones(2)), "x is y: expected True, got False"),
-    (add, (X, ones(2)), (X, X), "x is y: expected False, got True"),
+    (add, (X, X), (X, ones(2)), "x is y; now: x = a Tensor, y = a Tensor"),
+    (add, (X, ones(2)), (X, X), 'Duplicate tensors found: ["x", "y"]'),
     (twice, (Labeled(X, X, label="a"),), (Labeled(X, X, label="b"),), "x.label: expected 'a', got 'b'"),
     (
         twice,
@@ -121,14 +127,12 @@ FAILURES = [
         "metadata of x: expected {'tag': 'a'}, got {'tag': 'b'}",
     ),
     (twice, (Optional(X, X),), (Optional(X),), "inner tensors of x: expected values, zero, got values"),
-    (twice, (Pair(X, ones(2)),), (Pair(X, ones(2).double()),), "x.b.dtype: expected float32, got float64"),
+    (twice, (Pair(X, ones(2)),), (Pair(X, ones(2).double()),), "x.b.dtype: expected Float, got Double"),
 ]
 IDS = [failure[3] for failure in FAILURES]
 
 # Facts of which Dynamo's text has both values, or which layouts contain.
-IN_TEXT = re.compile(
-    r"size|dim|dtype: |requires_grad| is |expected (Tensor|Parameter)|label|metadata|inner tensors"
-)
+IN_TEXT = re.compile(r"size\(|rank|x\.dtype|b\.dtype|requires_grad|type of|label|metadata|inner tensors")
 
 
 @pytest.mark.sweep(18)
@@ -141,24 +145,29 @@ def test_what_failed_is_said_with_both_values(fn, first, second, says):
 @pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
 def test_behind_dynamo_values_that_only_the_frame_knows_are_left_out(fn, first, second, says):
     found = reasons_of(by_torch(fn), first, second)
-    assert found == ["", says if IN_TEXT.search(says) else says.partition(", got ")[0]]
+    assert found == [
+        "",
+        says
+        if IN_TEXT.search(says)
+        else re.sub(r": expected (.+), got .+", r" == \1", says).partition("; now: ")[0],
+    ]
 
 
 # ------------------------------------------------------------------------------------------------------- sizes
 
-SMALL = "expected 2 <= x.size(0) <= 9, got x.size(0) = 40"
-ODD = "expected (x.size(0) % 4) != 0, got x.size(0) = 8"
+SMALL = "2 <= x.size(0) <= 9; now: x.size(0) = 40"
+ODD = "(x.size(0) % 4) != 0; now: x.size(0) = 8"
 SIZES = [
     (lambda x: x * 2 if x.shape[0] < 10 else x, (ones(4),), (ones(40),), SMALL),
     (lambda x: x * 2 if x.shape[0] % 4 else x, (ones(5),), (ones(8),), ODD),
-    (twice, (ones(4),), (ones(1),), "expected 2 <= x.size(0), got x.size(0) = 1"),
+    (twice, (ones(4),), (ones(1),), "2 <= x.size(0); now: x.size(0) = 1"),
     (
         add,
         (ones(4), ones(4)),
         (ones(4), ones(1)),
-        "expected y.size(0) == x.size(0), got y.size(0) = 1, x.size(0) = 4",
+        "y.size(0) == x.size(0); now: y.size(0) = 1, x.size(0) = 4",
     ),
-    (lambda x, n: x * n if n < 5 else x, (X, 3), (X, 7), "expected n <= 4, got n = 7"),
+    (lambda x, n: x * n if n < 5 else x, (X, 3), (X, 7), "n <= 4; now: n = 7"),
 ]
 STRIDES = (twice, (ones(2, 3),), (ones(3, 2).t(),), "x.stride(0): expected 3, got 1")
 
@@ -199,9 +208,9 @@ def test_arguments_of_a_module_have_the_names_of_its_forward():
     assert reasons_of(by_pass(Net()), *calls) == [
         "",
         "x.stride(0): expected 3, got 1",
-        "number of arguments passed by position: expected 2, got 3",
-        "number of arguments passed by position: expected 3, got 2",
-        "number of arguments passed by name: expected 1, got 2",
+        "len(args) == 2; now: args = (a Tensor, a Tensor, a Tensor)",
+        "len(args) == 3; now: args = (a Tensor, a Tensor)",
+        "len(kwargs) == 1; now: kwargs = {'bias': 1, 'scale': 2.0}",
     ]
 
 
@@ -229,7 +238,7 @@ CHANGED = {
         (X,),
         {
             "self.n: expected 2, got 3": lambda holder: setattr(holder, "n", 3),
-            "self.t.dtype: expected float32, got float64": lambda holder: setattr(holder, "t", X.double()),
+            "self.t.dtype: expected Float, got Double": lambda holder: setattr(holder, "t", X.double()),
         },
     ),
     "globals and functions": (
@@ -238,14 +247,14 @@ CHANGED = {
         (X,),
         {
             "FACTOR: expected 2, got 3": lambda here: here.update(FACTOR=3),
-            "helper: expected the same function as before, got twice": lambda here: here.update(helper=twice),
+            "helper is the same code; now: helper = twice": lambda here: here.update(helper=twice),
         },
     ),
     "a list in a closure": (
         lambda: [1, 2],
         lambda sizes: lambda x: x * len(sizes),
         (X,),
-        {"len(sizes): expected 2, got 3": lambda sizes: sizes.append(3)},
+        {"len(sizes) == 2; now: sizes = [1, 2, 3]": lambda sizes: sizes.append(3)},
     ),
     "a number in a closure": (
         lambda: (lambda factor: lambda x: x * factor)(3),
@@ -261,9 +270,11 @@ CHANGED = {
             "self.layers[0].bias.requires_grad: expected True, got False": lambda net: net.requires_grad_(
                 False
             ),
-            "len(self.layers._modules): expected 1, got 2": lambda net: net.layers.append(nn.Linear(3, 3)),
-            "type of self.drop: expected Dropout, got Identity": lambda net: setattr(
-                net, "drop", nn.Identity()
+            "len(self.layers._modules) != 1; now: self.layers._modules = {'0': a Linear, '1': a Linear}": lambda net: (
+                net.layers.append(nn.Linear(3, 3))
+            ),
+            "type(self.drop) is torch.nn.modules.dropout.Dropout; now: self.drop = an Identity": lambda net: (
+                setattr(net, "drop", nn.Identity())
             ),
         }.items()
     },
@@ -298,18 +309,22 @@ def marked():
 
 
 OTHER_CALLS = [
-    (lambda: within(torch.no_grad), "gradients: expected on, got off"),
-    (lambda: within(functools.partial(torch.autocast, "cpu")), "autocast on cpu: expected off, got on"),
-    (lambda: within(functools.partial(torch.device, "cpu")), "another mode: torch function modes"),
+    (lambda: within(torch.no_grad), "GLOBAL_STATE changed: grad_mode"),
+    (lambda: within(functools.partial(torch.autocast, "cpu")), "GLOBAL_STATE changed: autocast(cpu)_enabled"),
+    (lambda: within(functools.partial(torch.device, "cpu")), "___check_torch_function_mode_stack()"),
     (
         lambda: within(lambda: switched(torch.set_default_dtype, torch.float64, torch.float32)),
-        "default dtype: expected another value, got float64",
+        "GLOBAL_STATE changed: default_dtype",
     ),
     (
         lambda: (torch.inference_mode()(ones)(2),),
-        "x: expected an ordinary tensor, got a tensor made in inference mode",
+        "tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU, BackendSelect, ADInplaceOrView, "
+        "AutogradCPU), actual DispatchKeySet(CPU, BackendSelect, ADInplaceOrView)",
     ),
-    (lambda: (marked(),), "a tensor has marked dimensions, and had none"),
+    (
+        lambda: (marked(),),
+        "_has_dynamo_dim_marking is present on runtime tensor but was absent at compile time",
+    ),
 ]
 test_modes_and_tensors_of_other_kinds_are_named = giving(
     {
@@ -359,22 +374,25 @@ test_all_that_is_said = giving(
                     by_pass(lambda x, o: x * 2 if o is None else x * o.scale), (X, None), (X, Odd())
                 )
             ],
-            [("", ""), ("o: expected None, got <Odd", " instance at")],
+            [("", ""), ("o is None; now: o = <Odd", " instance at")],
         ),
     }
 )
 
 
 FOUND = [
-    ("x.y", {"x": Odd()}, {}, UNKNOWN),
-    ("x.y[0]['k'].size()[1]", {"x": SimpleNamespace(y=[{"k": ones(2, 3)}])}, {}, 3),
-    ("G['k'][1]", {}, {"k": "ab"}, "b"),
-    ("k()", {"k": 1}, {}, UNKNOWN),
+    ("x.y == 1", {"x": Odd()}, {}, []),
+    ("x.y[0]['k'].size()[1] > 2", {"x": SimpleNamespace(y=[{"k": ones(2, 3)}])}, {}, [3]),
+    ("G['k'][1] == 'k'", {}, {"k": "ab"}, ["b"]),
+    ("len(k)", {"k": "ab"}, {}, ["ab"]),
 ]
 test_a_value_is_found_by_its_name = giving(
     {
-        name: (lambda name=name, frame=frame, globals_=globals_: find_value(name, frame, globals_), value)
-        for name, frame, globals_, value in FOUND
+        text: (
+            lambda text=text, frame=frame, globals_=globals_: [*values_in(text, frame, globals_).values()],
+            values,
+        )
+        for text, frame, globals_, values in FOUND
     }
 )
 
@@ -383,31 +401,22 @@ TEXTS = [
     ("a text of a later release about L['x']._modules['a']", "a text of a later release about x.a"),
     (
         "not ___dict_contains('p', L['self'].__dict__)  # code",
-        "'p' in self.__dict__: expected False, got True",
+        "not ___dict_contains('p', self.__dict__)",
     ),
-    ("set.__contains__(L['s'], 'a')", "'a' in s: expected True, got False"),
+    ("set.__contains__(L['s'], 'a')", "set.__contains__(s, 'a')"),
     ("o == 'a < b'", "o: expected 'a < b', got 'c'"),
-    ("odd.y == 3", "odd.y: expected 3"),  # a value that cannot be read is left out
-    ("len(n) == 3", "len(n): expected 3"),
+    ("odd.y == 3", "odd.y == 3"),  # a value that cannot be read is left out
+    ("len(n) == 3", "len(n) == 3; now: n = 5"),
     (
         "Cache line invalidated because L['x'] got deallocated",
         "Cache line invalidated because x got deallocated",
     ),
-    ("Unable to find recompilation reasons", "no guard fails any more"),
-    (
-        "tensor 'x' Tensor device index mismatch. Expected device index to be 0, actual 1",
-        "x.device.index: expected 0, got 1",
-    ),
-    (
-        "tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU, ADInplaceOrView, AutogradCPU), actual "
-        "DispatchKeySet(CUDA, ADInplaceOrView, AutogradCUDA)",
-        "dispatch keys of x: expected AutogradCPU, CPU, got AutogradCUDA, CUDA",
-    ),
+    ("Unable to find recompilation reasons", "Unable to find recompilation reasons"),
 ]
 test_texts_of_dynamos = giving(
     {
         reason: (
-            lambda reason=reason: in_words(reason, Failure(frame={"o": "c", "odd": Odd(), "n": 5})),
+            lambda reason=reason: in_words(reason, variables=({"o": "c", "odd": Odd(), "n": 5}, {})),
             says,
         )
         for reason, says in TEXTS
@@ -420,23 +429,4 @@ test_values_are_short = giving(
         "by name": (lambda: [*map(short, (X, int, twice))], ["a Tensor", "int", "twice"]),
         "cut": (lambda: (len(short("x" * 200)), len(short([*range(10**6)])) < 80), (80, True)),
     }
-)
-
-
-# ------------------------------------------------------------------------------------------------------- modes
-
-
-MODES = [
-    ("grad_mode ", "gradients: expected off, got on"),
-    ("autocast(cpu)_enabled ", "autocast on cpu: expected on, got off"),
-    ("autocast(cpu)_dtype ", "dtype of autocast on cpu: expected another value, got bfloat16"),
-    ("default_dtype ", "default dtype: expected another value, got float32"),
-    ("a_mode_of_the_future ", "another mode: a_mode_of_the_future"),
-    (
-        "grad_mode deterministic_algorithms ",
-        "gradients: expected off, got on; deterministic algorithms: expected on, got off",
-    ),
-]
-test_the_present_value_is_read_and_a_switch_was_the_other_way = giving(
-    {names: (lambda names=names: describe_modes(names), says) for names, says in MODES}
 )

@@ -143,7 +143,7 @@ def test_the_logger_has_the_same_levels(caplog):
     *texts, last = [record.getMessage() for record in caplog.records if record.name == "desugar"]
     assert any(text[: text.find(":\n") + 1].endswith("wrapper\ndef run(a0):") for text in texts)
     assert last.startswith("compiled program 2 of test_the_logger_has_the_same_levels")
-    assert last.endswith(": x.dtype: expected float32, got float64")
+    assert last.endswith(": x.dtype: expected Float, got Double")
 
 
 FAILED = collect_texts(Recording(len, "first call", error=ValueError("odd")))
