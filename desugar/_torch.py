@@ -549,8 +549,8 @@ def unchanged_guards(
             for m, value in enumerate(group):
                 yield of_group.tuple_getitem_manager(m, f"[{m}]", value, kind), value
 
-    def member(place: int, value: Any) -> Any:
-        return root.tuple_getitem_manager(place, f"[{place}]", value, kind)
+    def member(index: int, value: Any) -> Any:
+        return root.tuple_getitem_manager(index, f"[{index}]", value, kind)
 
     watched = _Watched(_grouped([*dicts, *map(vars, objects)]))
     others, owners = _grouped(objects), _grouped([owner for owner, _ in attributes])
@@ -615,11 +615,11 @@ def compiled_call() -> CompiledCall | None:
     while frame is not None:
         code = frame.f_code
         if code.co_name == "compile_wrapper" and code.co_filename == of_torch.__file__:
-            found = frame.f_locals
-            context, fn = found["self"], found["fn"]
+            variables = frame.f_locals
+            context, fn = variables["self"], variables["fn"]
             backend = of_torch.innermost_backend(context.callback)
             return CompiledCall(
-                _module_or_function(fn), found["args"], found["kwargs"], backend, context, code
+                _module_or_function(fn), variables["args"], variables["kwargs"], backend, context, code
             )
         frame = frame.f_back
     return None

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from torch import nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.base import Backend
 from desugar.backends.choose import check_options, choose_backend
 from desugar.codegen.text import block
 from desugar.dynamo import backend as dynamo
-from desugar.dynamo.entry import Calls, Entry, has_frame, raise_own
+from desugar.dynamo.entry import CompiledCallable, EntryCallable, has_frame, raise_own
 from desugar.dynamo.implied_guards import dynamo_context
 from desugar.errors import DesugarError
 from desugar.program import Program
-from desugar.recording.listeners import Caller, called_by
+from desugar.recording.listeners import CompilationOwner, compiling_for
 from desugar.recording.user_names import are_simple
 from subclasses.source_text.build import build_functions
 from subclasses.source_text.emitter import Emitter
@@ -164,11 +164,11 @@ def capture(  # noqa: PLR0913
     if has_frame(target):
         target = with_own_code(target)
     try:
-        with called_by(Caller(uncompiled(fn), reason)):
+        with compiling_for(CompilationOwner(uncompiled(fn), reason)):
             dynamo_context(stop, True, dynamic)(target)(*bound, *args, **kwargs)
     except _Captured as captured:
         return captured.args[0]
-    except private.BackendCompilerFailed as error:
+    except torch_private.BackendCompilerFailed as error:
         raise_own(error)
     raise DesugarError(
         f"{getattr(fn, '__qualname__', type(fn).__name__)} computes nothing with tensors, so there is no graph",
@@ -204,14 +204,14 @@ class _Compile:
             )
         return compiled_module(fn, self) if isinstance(fn, nn.Module) else CompiledFunction(fn, self)
 
-    def calls(self, what: Any, *, is_method: bool = False) -> Calls:
+    def calls(self, what: Any, *, is_method: bool = False) -> CompiledCallable:
         """Returns the object that handles the calls of a function, method or module."""
         target, bound = find_target(what)
-        backend = private.TorchCompileWrapper("desugar", self.mode, self.options, self.dynamic)
+        backend = torch_private.TorchCompileWrapper("desugar", self.mode, self.options, self.dynamic)
         compiled = dynamo_context(backend, self.fullgraph, self.dynamic)(target)
-        if has_frame(target) and private.undisabled(compiled) is target:
-            return Entry(target, compiled, backend, what, bound=bound, is_method=is_method)
-        return Calls(functools.partial(compiled, *bound) if bound else compiled, backend, what)
+        if has_frame(target) and torch_private.undisabled(compiled) is target:
+            return EntryCallable(target, compiled, backend, what, bound=bound, is_method=is_method)
+        return CompiledCallable(functools.partial(compiled, *bound) if bound else compiled, backend, what)
 
 
 class CompiledFunction(functools.partial, Generic[P, R]):
@@ -221,7 +221,7 @@ class CompiledFunction(functools.partial, Generic[P, R]):
     """
 
     __wrapped__: Callable[P, R]
-    _calls: Calls
+    _calls: CompiledCallable
     _compile_with: _Compile
 
     def __new__(cls, fn: Callable[P, R], compile_with: _Compile) -> CompiledFunction[P, R]:
@@ -292,7 +292,7 @@ def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
     cls = type(type(module).__name__, (type(module),), body)
     compiled = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", module.__dict__)
-    private.share_module_state(module, compiled)
+    torch_private.share_module_state(module, compiled)
     return compiled
 
 
@@ -361,6 +361,6 @@ def uncompiled(fn: Any) -> Any:
     return module_behind(fn) if isinstance(fn, nn.Module) else fn
 
 
-def calls_of(fn: Any) -> Calls | None:
+def calls_of(fn: Any) -> CompiledCallable | None:
     """Returns the object that handles the calls of a result of `compile`; None for anything else."""
     return fn._calls if isinstance(fn, CompiledFunction) else getattr(type(fn), "_desugar_calls", None)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses._torch_capture import pytree
@@ -252,7 +252,7 @@ def _address(x: Tensor) -> list[int] | None:
         if type(x) in PLAIN:
             return [x.data_ptr()]
         plains = plain_tensors(x)
-        is_fake = any(isinstance(plain, private.FakeTensor) for plain in plains)
+        is_fake = any(isinstance(plain, torch_private.FakeTensor) for plain in plains)
         return None if is_fake else [plain.data_ptr() for plain in plains]
     except RuntimeError:  # a sparse or functional tensor, or one in a transform such as vmap
         return None

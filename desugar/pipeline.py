@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.base import Backend, GraphKind, compiling
 from desugar.backends.inductor_patches import PendingKernels
 from desugar.backward.recompute import CapturedFunction
@@ -19,11 +19,12 @@ from desugar.backward.variants import BackwardVariants, expected_tangents
 from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph, replace_floats
 from desugar.ir.stages import (
-    Compiled,
+    CompiledGraphs,
     FromForward,
     Outputs,
+    PartitionSpec,
+    PlainGraphs,
     ProgramSpec,
-    Split,
     Traced,
     autocast_state,
 )
@@ -34,7 +35,7 @@ from desugar.program import Program
 from desugar.recording import listeners
 from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
 from desugar.recording.listeners import stage
-from desugar.store.programs import Place
+from desugar.store.programs import ProgramCache
 from desugar.tracing.side_effects import sink_tokens
 from desugar.tracing.trace import discover, trace_graph, trace_once
 from desugar.tracing.unsupported import OtherStructure, check_same_structure
@@ -47,13 +48,13 @@ log = logging.getLogger("desugar")
 # ------------------------------------------------------------------------------------------------ one program
 
 
-@private.disable_dynamo  # the call may come from a frame that Dynamo runs; Dynamo would trace the compiler
+@torch_private.disable_dynamo  # the call may come from a frame that Dynamo runs; Dynamo would trace the compiler
 def build_program(
     function: CapturedFunction,
     inputs: Inputs,
     backend: Backend,
     fallback: Callable[..., Any],
-    place: Place | None = None,
+    cache: ProgramCache | None = None,
 ) -> Program:
     """Traces, checks, partitions, compiles and wraps a function of argument leaves.
 
@@ -64,23 +65,23 @@ def build_program(
         fallback: The function that runs a call that does not match the program. There are three kinds of such calls. A
             mutated tensor shares memory with another tensor, a storage offset that the program uses differs, or a
             DTensor has another global shape.
-        place: Keeps the compiled graphs, in the store or in this process; None if nothing is kept.
+        cache: Keeps the compiled graphs, in the store or in this process; None if nothing is kept.
 
     Raises:
         DesugarError: Desugaring does not support the function. The arguments are unchanged.
     """
     known = graph_texts()
     try:
-        with private.compile_lock, private.use_lazy_graph_module(True), _trace_modes():
-            stored = None if place is None else _load(place, function, inputs)
+        with torch_private.compile_lock, torch_private.use_lazy_graph_module(True), _trace_modes():
+            stored = None if cache is None else _load(cache, function, inputs)
             compiled, kernels = (stored, PendingKernels()) if stored else _compile(function, inputs, backend)
-            program = _wrap_program(compiled, function, inputs.mode, backend, fallback, place)
+            program = _wrap_program(compiled, function, inputs.mode, backend, fallback, cache)
             program.is_stored = stored is not None
             if stored is None:
                 if program.variants is not None:
                     _compile_backward(program.variants, kernels)
-                if place is not None:
-                    place.save(compiled, inputs)
+                if cache is not None:
+                    cache.save(compiled, inputs)
     except BaseException:
         forget_texts(graph_texts() - known)
         raise
@@ -92,17 +93,17 @@ def build_program(
 
 
 def _wrap_program(
-    compiled: Compiled,
+    compiled: CompiledGraphs,
     function: CapturedFunction,
     mode: Any,
     backend: Backend,
     fallback: Callable[..., Any],
-    place: Place | None,
+    cache: ProgramCache | None,
 ) -> Program:
     """Generates and builds the wrapper of compiled graphs; see :func:`build_program` for the arguments."""
     with stage("wrapper"):
         text, plan = emit_program(compiled, fallback)
-    variants = plan and BackwardVariants(compiled, plan, backend, mode, function, place)
+    variants = plan and BackwardVariants(compiled, plan, backend, mode, function, cache)
     program = Program(compiled.spec, compiled.graphs, text.source, variants)
     scope = text.namespace if variants is None else text.namespace | {"backwards": variants.table}
     functions = build_functions(text.source, scope, filename=WRAPPER_FILE, owner=program)
@@ -119,18 +120,20 @@ def _trace_modes() -> Iterator[None]:
     Also makes the nested tensor that PyTorch makes once for all its nested tensors: inside a trace it would be made of
     fake tensors. The modes are on while a stored program is loaded, too, since finding its views runs the function.
     """
-    with private.compiled_autograd._disable(), contextlib.ExitStack() as stack:
+    with torch_private.compiled_autograd._disable(), contextlib.ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
-        private.shared_nested_tensor()
+        torch_private.shared_nested_tensor()
         yield
 
 
 # ------------------------------------------------------------------------------------------------ compiling
 
 
-def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tuple[Compiled, PendingKernels]:
+def _compile(
+    function: CapturedFunction, inputs: Inputs, backend: Backend
+) -> tuple[CompiledGraphs, PendingKernels]:
     """Runs the stages before the wrapper: discover, trace, partition, compile; checks the traced and the split graphs.
 
     Returns:
@@ -167,19 +170,21 @@ def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Trac
                 raise
 
 
-def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Compiled | None:
+def _load(cache: ProgramCache, function: CapturedFunction, inputs: Inputs) -> CompiledGraphs | None:
     """Returns the stored program, completed with the views that the function takes; None if the store has none."""
     with stage("load"):
-        stored = place.load(inputs)
+        stored = cache.load(inputs)
         if stored is None or not has_unknown_views(stored.spec.outputs):
             return stored
-        outputs, found = discover(function.call, inputs), stored.spec.interface
-        check_same_structure(found.outputs, outputs)
-        interface = replace(found, outputs=found.outputs.with_views_of(outputs))
+        outputs, stored_interface = discover(function.call, inputs), stored.spec.interface
+        check_same_structure(stored_interface.outputs, outputs)
+        interface = replace(stored_interface, outputs=stored_interface.outputs.with_views_of(outputs))
         return replace(stored, spec=replace(stored.spec, interface=interface))
 
 
-def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Compiled, PendingKernels]:
+def _compile_inference(
+    backend: Backend, inputs: Inputs, traced: Traced
+) -> tuple[CompiledGraphs, PendingKernels]:
     outputs = traced.outputs
     joint = graph = copy_graph(traced.graph)
     _end_forward(traced.graph, outputs)
@@ -190,36 +195,42 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tupl
     with stage("compile"):
         forward, _ = backend.compile(traced.graph, kind, inputs.mode)
     spec = ProgramSpec(described, traced.interface, None, autocast_state())
-    return Compiled(spec, lambda: (joint, graph, None), forward, tuple(inputs.captured)), PendingKernels()
+    return CompiledGraphs(
+        spec, lambda: PlainGraphs(joint, graph, None), forward, tuple(inputs.captured)
+    ), PendingKernels()
 
 
-def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Compiled, PendingKernels]:
+def _compile_training(
+    backend: Backend, inputs: Inputs, traced: Traced
+) -> tuple[CompiledGraphs, PendingKernels]:
     mode, described = inputs.mode, inputs.spec()
     joint = copy_graph(traced.graph)
     with compiling(mode), stage("partition"):
-        partitioned = partition(traced, inputs.primals(), list(described.static), backend.split)
+        partitioned = partition(traced, inputs.primals(), list(described.static), backend.partitioner)
     verify.check_partitioned(partitioned, traced, len(inputs.flat.items))
     partitioned = keep_old_values(partitioned, traced.outputs.written_slots(inputs.values))
-    kept = {source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)}
-    _end_forward(partitioned.forward, traced.outputs, kept)
+    read_by_backward = {
+        source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)
+    }
+    _end_forward(partitioned.forward, traced.outputs, read_by_backward)
     graph = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, described.static)
     with stage("compile forward"), backend.postpone(graph) as kernels:
         forward, strides = backend.compile(partitioned.forward, kind, mode)
     if strides is not None:
         restride_saved(partitioned, strides)
-    split = Split.of(replace(partitioned, forward=graph))
+    split = PartitionSpec.of(replace(partitioned, forward=graph))
     spec = ProgramSpec(described, traced.interface, split, autocast_state())
-    made = joint, graph, partitioned.backward
-    return Compiled(spec, lambda: made, forward, tuple(inputs.captured)), kernels
+    graphs = PlainGraphs(joint, graph, partitioned.backward)
+    return CompiledGraphs(spec, lambda: graphs, forward, tuple(inputs.captured)), kernels
 
 
-def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:
-    """Adds the sinks of effect tokens and the stores into mutated inputs to a forward; the backward reads `kept`."""
+def _end_forward(graph: fx.GraphModule, outputs: Outputs, read_by_backward: Collection[int] = ()) -> None:
+    """Adds the sinks of effect tokens and the stores into mutated inputs to the graph of a forward."""
     stores = outputs.store_positions
     sink_tokens(graph, outputs.token_positions)
-    held = {outputs.positions[slot]: home for slot, home in outputs.held}
-    store_results(graph, stores, kept, held)
+    stored_views = {outputs.positions[slot]: home for slot, home in outputs.stored_views}
+    store_results(graph, stores, read_by_backward, stored_views)
     verify.check_stores(graph, stores)
 
 
@@ -234,7 +245,7 @@ def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> No
         with stage("compile backward"):
             try:
                 variants.compile_ahead(expected_tangents(variants.traced))
-            except private.InductorError as error:
+            except torch_private.InductorError as error:
                 if has_symbols:
                     raise
                 log.warning("compiling the backward early failed; the first backward retries: %s", error)

@@ -70,17 +70,17 @@ class Program:
     @property
     def forward(self) -> fx.GraphModule:
         """The graph over plain tensors; returns the results, then the values saved for the backward."""
-        return self.graphs()[1]
+        return self.graphs().forward
 
     @property
     def backward(self) -> fx.GraphModule | None:
         """The graph over plain tensors that computes the gradients; None if no result requires grad."""
-        return self.graphs()[2]
+        return self.graphs().backward
 
     @property
     def joint(self) -> fx.GraphModule:
         """The graph before the partition (in inference, `forward` without effect sinks and stores into inputs)."""
-        return self.graphs()[0]
+        return self.graphs().joint
 
     def call_directly(self) -> None:
         """Makes the program call the code inside its compiled graphs; its caller then has to check for profilers."""

@@ -90,8 +90,8 @@ def find_line_of(error: BaseException) -> Line | None:
 
 def stack_of_node(node: fx.Node) -> list[Line]:
     """Returns the lines of the stack that a node of a Dynamo graph was captured from, outermost first."""
-    found = _TRACE_LINE.findall(node.stack_trace or "")
-    return [Line(file, int(number), _RESUMED.sub(r"\1", function)) for file, number, function in found]
+    matches = _TRACE_LINE.findall(node.stack_trace or "")
+    return [Line(file, int(number), _RESUMED.sub(r"\1", function)) for file, number, function in matches]
 
 
 def line_of_node(node: fx.Node) -> Line | None:
@@ -115,8 +115,8 @@ def _innermost(frames: Iterable[tuple[Any, int]]) -> Line | None:
 def _line_of_graph(frame: Any, number: int) -> Line | None:
     """Returns the user's line that the running node of a graph was captured from, for a frame of the graph's code."""
     graph = frame.f_locals.get("self")
-    found = _GRAPH_LINE.match(linecache.getline(frame.f_code.co_filename, number))
-    if found is None or not isinstance(graph, fx.GraphModule):
+    match = _GRAPH_LINE.match(linecache.getline(frame.f_code.co_filename, number))
+    if match is None or not isinstance(graph, fx.GraphModule):
         return None
-    node = next((node for node in graph.graph.nodes if node.name == found[1]), None)
+    node = next((node for node in graph.graph.nodes if node.name == match[1]), None)
     return None if node is None else line_of_node(node)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from desugar.ir.record_base import Record, find_named
+from desugar.recording.record_base import Record, find_named
 
 
 @dataclass(frozen=True, slots=True)

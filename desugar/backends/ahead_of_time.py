@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.base import Backend, GraphKind
+from desugar.backends.calling import Argument, Calling, Computed, Known, Passed
 from desugar.backends.choose import inductor_backend
 from desugar.backends.inductor_patches import tried_when_asked
 from desugar.errors import PackageError
-from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
 from desugar.ir.fx_utils import (
     Results,
     clone_aliased_results,
@@ -80,26 +80,26 @@ def library_backend(folder: Path | None, options: Mapping[str, Any] | None = Non
 
 
 def _compile(graph: fx.GraphModule, kind: GraphKind, folder: Path | None) -> Library:
-    kept = copy_graph(graph)
+    original = copy_graph(graph)
     if any(not isinstance(start, int) or start != 0 for start in input_storage_offsets(graph)):
         raise PackageError("the function reads where in its storage a tensor begins: pass clones")
     if kind.role == "inference" and _computes(graph):
         before = Results.of(graph, kind.num_results)
-        devices = private.get_inputs_devices(fake_inputs(graph), graph)
-        graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
+        devices = torch_private.get_inputs_devices(fake_inputs(graph), graph)
+        graph = torch_private.joint_graph_passes(graph, input_device=next(iter(devices)))
         clone_aliased_results(graph, before)
     calling = _take_tensors_only(graph)
     if not _computes(graph):
-        return Library(kept, Calling((), calling.outputs))
+        return Library(original, Calling((), calling.outputs))
     if folder is None:
-        return Library(kept, calling)
+        return Library(original, calling)
     try:
-        return Library(kept, calling, _build(copy_graph(graph), kind, folder))
-    except private.InductorError as error:
+        return Library(original, calling, _build(copy_graph(graph), kind, folder))
+    except torch_private.InductorError as error:
         # Some lowerings need a guard on a size that may be 0 or 1.
         log.info("a library is compiled with guards on sizes 0 and 1: %s", str(error).partition("\n")[0])
-        with private.symbols_config.patch(backed_size_oblivious=False):
-            return Library(kept, calling, _build(graph, kind, folder))
+        with torch_private.symbols_config.patch(backed_size_oblivious=False):
+            return Library(original, calling, _build(graph, kind, folder))
 
 
 @tried_when_asked()
@@ -108,18 +108,18 @@ def _build(graph: fx.GraphModule, kind: GraphKind, folder: Path) -> list[Path]:
     (output,) = graph.graph.find_nodes(op="output")
     # All strides are kept: the wrapper and the backward rely on the traced strides, and a library reports none.
     output.meta["user_visible_output_idxs"] = list(range(len(output_nodes(graph))))
-    place = tempfile.mkdtemp(dir=folder)
+    output_path = tempfile.mkdtemp(dir=folder)
     patches = {
         "cpp_wrapper": True,
         "aot_inductor.package": True,
-        "aot_inductor.output_path": place,
+        "aot_inductor.output_path": output_path,
         "size_asserts": False,
     }
-    with private.inductor_config.patch(patches), private.V.set_aot_compilation(True):
-        compiled = private.compile_fx_inner(
+    with torch_private.inductor_config.patch(patches), torch_private.V.set_aot_compilation(True):
+        compiled = torch_private.compile_fx_inner(
             graph,
             fake_inputs(graph),
-            cudagraphs=private.BoxedBool(False),
+            cudagraphs=torch_private.BoxedBool(False),
             cpp_wrapper=True,
             is_inference=kind.role == "inference",
             is_backward=kind.role == "backward",
@@ -165,17 +165,17 @@ def _replace_int(
 ) -> Argument | None:
     """Replaces an int input by a tensor's size; returns the argument that carries it, None if an input has the size."""
     value = node.meta["val"]
-    found = find_extent(value, placeholders)
+    extent = find_extent(value, placeholders)
     argument = None
-    if found is None:
+    if extent is None:
         with graph.graph.inserting_before(node):
             carrier = graph.graph.placeholder(f"{node.name}_carrier")
-        with private.V.fake_mode:
+        with torch_private.V.fake_mode:
             carrier.meta["val"] = torch.empty((value, 0))
-        found, argument = (carrier, 0), Argument(index, is_int=True)
+        extent, argument = (carrier, 0), Argument(index, is_int=True)
     after = next(n for n in graph.graph.nodes if n.op != "placeholder")
     with graph.graph.inserting_before(after):
-        size = graph.graph.call_function(torch.ops.aten.sym_size.int, found)
+        size = graph.graph.call_function(torch.ops.aten.sym_size.int, extent)
     size.meta["val"] = value
     node.replace_all_uses_with(size)
     graph.graph.erase_node(node)

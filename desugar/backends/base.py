@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.inductor_patches import PendingKernels
 from desugar.ir.fx_utils import fake_inputs
 from subclasses._torch_tracing import is_compiling_here
@@ -43,7 +43,7 @@ class Backend:
     Attributes:
         name: The name that the user passes.
         decompositions: Returns the decomposition table for tracing.
-        split: Partitions a joint graph.
+        partitioner: Partitions a joint graph.
         compile_graph: Compiles one graph.
         reads_memory: Whether compiled graphs read the memory of their inputs directly. PyTorch's own kernels handle
             lazy negation and vmap's batches; such graphs do not.
@@ -54,7 +54,7 @@ class Backend:
 
     name: str
     decompositions: Callable[[], Mapping[Any, Any]]
-    split: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+    partitioner: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
     compile_graph: Callable[[fx.GraphModule, list[Any], GraphKind], CompiledGraph]
     reads_memory: bool = True
     settings: Callable[[], contextlib.AbstractContextManager[None]] | None = None
@@ -70,10 +70,10 @@ class Backend:
         Returns:
             The compiled graph, and the strides of its outputs; None if the backend reports no strides.
         """
-        context = private.TracingContext(fake_mode)
+        context = torch_private.TracingContext(fake_mode)
         # Makes Inductor report strides as expressions over the trace's symbols, not as the first call's numbers.
         context.fakify_first_call = True
-        with private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
+        with torch_private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
             compiled = self.compile_graph(graph, fake_inputs(graph), kind)
         return compiled, strides or None
 
@@ -82,9 +82,9 @@ class Backend:
 def compiling(fake_mode: Any) -> Iterator[None]:
     """Sets up a compilation: the trace's fake mode is active; autocast, gradients and compiled autograd are off."""
     with (
-        private.V.set_fake_mode(fake_mode),
-        private.compiled_autograd._disable(),
-        private.DisableAutocast(),
+        torch_private.V.set_fake_mode(fake_mode),
+        torch_private.compiled_autograd._disable(),
+        torch_private.DisableAutocast(),
         torch.no_grad(),
     ):
         yield
@@ -94,8 +94,8 @@ def run_eagerly(
     graph: fx.GraphModule, inputs: list[Any] | None = None, kind: GraphKind | None = None
 ) -> CompiledGraph:
     """Returns a callable that runs the graph op by op, below autograd's view tracking, as any compiled graph runs."""
-    private.LazyGraphModule.force_recompile(graph)
-    forward, below_view_tracking = graph.forward, private.BelowADInplaceOrView
+    torch_private.LazyGraphModule.force_recompile(graph)
+    forward, below_view_tracking = graph.forward, torch_private.BelowADInplaceOrView
 
     def run(items: list[Any]) -> Sequence[Any]:
         # Compiled autograd traces this graph into its own graph. The first check is the cheaper one.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.inductor_patches import (
     ATTRIBUTE,
@@ -65,7 +65,7 @@ def _adapt(backend: Callable[..., Any]) -> Callable[..., CompiledGraph]:
     """Returns `compile_graph` for a user's backend, whose compiled functions take the inputs one by one."""
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
-        private.LazyGraphModule.force_recompile(graph)  # a backend may return `graph.forward`
+        torch_private.LazyGraphModule.force_recompile(graph)  # a backend may return `graph.forward`
         compiled = backend(graph, inputs)
         return lambda items: compiled(*items)
 
@@ -79,16 +79,16 @@ def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Bac
     """Returns the Inductor backend with the config patches of a `torch.compile` mode and options."""
     patches: dict[str, Any] = {}
     if mode and mode != "default":
-        patches |= private.list_mode_options(mode, dynamic=None)
+        patches |= torch_private.list_mode_options(mode, dynamic=None)
     patches |= {name.replace("-", "_"): value for name, value in (options or {}).items()}
 
     def decompositions() -> Mapping[Any, Any]:
         with _patched(patches):
-            return private.select_decomp_table()
+            return torch_private.select_decomp_table()
 
-    def split(graph: fx.GraphModule, joint_inputs: list[Any], **kwargs: Any) -> Any:
+    def partition_joint(graph: fx.GraphModule, joint_inputs: list[Any], **kwargs: Any) -> Any:
         with _patched(patches):
-            return private.partition_fn(graph, joint_inputs, **kwargs)
+            return torch_private.partition_fn(graph, joint_inputs, **kwargs)
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
         with _patched(_size_assert_patches(graph, kind) | patches), torch.no_grad():
@@ -102,7 +102,7 @@ def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Bac
     return Backend(
         "inductor",
         decompositions,
-        split,
+        partition_joint,
         compile_graph,
         settings=lambda: _patched(patches),
         postpone=postpone,
@@ -126,7 +126,7 @@ def _size_assert_patches(graph: fx.GraphModule, kind: GraphKind) -> dict[str, An
 
 
 def _patched(patches: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
-    return private.inductor_config.patch(dict(patches)) if patches else contextlib.nullcontext()
+    return torch_private.inductor_config.patch(dict(patches)) if patches else contextlib.nullcontext()
 
 
 @tried_when_asked()
@@ -138,17 +138,17 @@ def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind)
         return run_eagerly(graph, inputs, kind)
     if kind.role == "inference":
         before = Results.of(graph, kind.num_results)
-        devices = private.get_inputs_devices(inputs, graph)
-        graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
+        devices = torch_private.get_inputs_devices(inputs, graph)
+        graph = torch_private.joint_graph_passes(graph, input_device=next(iter(devices)))
         clone_aliased_results(graph, before)
     (output,) = graph.graph.find_nodes(op="output")
     visible = 0 if kind.role == "backward" else kind.num_results
     output.meta["user_visible_output_idxs"] = [
         n for n, node in enumerate(output_nodes(graph)[:visible]) if isinstance(node, fx.Node)
     ]
-    cudagraphs = private.BoxedBool(private.inductor_config.triton.cudagraphs)
+    cudagraphs = torch_private.BoxedBool(torch_private.inductor_config.triton.cudagraphs)
     with _patched({"fx_graph_cache": False} if starts else {}), recorded() as kernels:
-        compiled = private.compile_fx_inner(
+        compiled = torch_private.compile_fx_inner(
             graph,
             inputs,
             static_input_idxs=kind.static_slots,

@@ -36,7 +36,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 
 log = logging.getLogger("desugar")
 
@@ -124,7 +124,7 @@ class PendingKernels:
         """Waits for the kernels and loads them; returns False if their graph has to be compiled again."""
         try:
             return self.finish()
-        except (private.CppCompileError, ImportError, OSError) as error:
+        except (torch_private.CppCompileError, ImportError, OSError) as error:
             # The caller compiles the graph again, and gets the error if it persists.
             log.info("compiling a graph again, because its kernels failed: %s", error)
             return False
@@ -138,7 +138,9 @@ def postpone_kernels(graph: fx.GraphModule) -> contextlib.AbstractContextManager
     """
     values = (node.meta.get("val") for node in graph.graph.nodes)
     is_on_cpu = all(value.device.type == "cpu" for value in values if isinstance(value, Tensor))
-    if not is_on_cpu or any(getattr(private.inductor_config, name, False) for name in _BENCHMARKING_OPTIONS):
+    if not is_on_cpu or any(
+        getattr(torch_private.inductor_config, name, False) for name in _BENCHMARKING_OPTIONS
+    ):
         return contextlib.nullcontext(PendingKernels())
     _patch_waiting()
     return _in_this_thread("pending", PendingKernels())
@@ -147,7 +149,7 @@ def postpone_kernels(graph: fx.GraphModule) -> contextlib.AbstractContextManager
 @functools.cache
 def _patch_waiting() -> None:
     """Patches Inductor's `AsyncCompile`; threads outside `postpone_kernels` keep its behaviour."""
-    submit, wait = private.AsyncCompile.submit.__func__, private.AsyncCompile.wait
+    submit, wait = torch_private.AsyncCompile.submit.__func__, torch_private.AsyncCompile.wait
 
     @functools.wraps(submit)
     def submit_and_record(cls: type, task: Callable[..., Any]) -> Any:
@@ -161,24 +163,24 @@ def _patch_waiting() -> None:
         if _thread.pending is None:
             wait(compiler, scope)
         else:
-            threads = private.inductor_config.compile_threads
+            threads = torch_private.inductor_config.compile_threads
             _thread.pending.waits.append(functools.partial(wait_with_threads, compiler, scope, threads))
 
     def wait_with_threads(compiler: Any, scope: dict[str, Any], threads: int) -> None:
         """Waits under the `compile_threads` of the submission: without threads, Inductor does not wait at all."""
-        with private.inductor_config.patch(compile_threads=threads):
+        with torch_private.inductor_config.patch(compile_threads=threads):
             wait(compiler, scope)
 
-    private.AsyncCompile.submit = classmethod(submit_and_record)
-    private.AsyncCompile.wait = wait_later
+    torch_private.AsyncCompile.submit = classmethod(submit_and_record)
+    torch_private.AsyncCompile.wait = wait_later
     if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=_forget_builds)
 
 
 def _forget_builds() -> None:
     """Drops Inductor's thread pool and library cache in a forked process, which does not inherit the threads."""
-    private.AsyncCompile.pool.cache_clear()
-    private.CppPythonBindingsCodeCache.cache.clear()
+    torch_private.AsyncCompile.pool.cache_clear()
+    torch_private.CppPythonBindingsCodeCache.cache.clear()
 
 
 # ------------------------------------------------------------------------------------- kernels of stored graphs
@@ -188,7 +190,7 @@ ATTRIBUTE = "_desugar_kernels"  # of Inductor's graph: the kernels that its code
 
 def libraries_of(kernels: Mapping[str, Any]) -> dict[str, str]:
     """Waits for recorded kernels; returns the path of each library in the cache folder, by digest of the source."""
-    root, places = Path(private.cache_dir()), {}
+    root, places = Path(torch_private.cache_dir()), {}
     for digest, kernel in kernels.items():
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
         path = getattr(getattr(kernel, "__self__", None), "__file__", None)
@@ -203,7 +205,7 @@ def recorded() -> contextlib.AbstractContextManager[dict[str, Any]]:
     return _in_this_thread("requested", {})
 
 
-def found(libraries: Mapping[str, str]) -> contextlib.AbstractContextManager[Mapping[str, str]]:
+def load_kernels_from(libraries: Mapping[str, str]) -> contextlib.AbstractContextManager[Mapping[str, str]]:
     """Loads the kernels that Inductor's code requests inside the context from libraries, where these still exist."""
     _patch_requests()
     return _in_this_thread("libraries", libraries)
@@ -212,7 +214,7 @@ def found(libraries: Mapping[str, str]) -> contextlib.AbstractContextManager[Map
 @functools.cache
 def _patch_requests() -> None:
     """Patches Inductor's `AsyncCompile`; other threads, and code outside of these contexts, keep its behaviour."""
-    compile_kernel = private.AsyncCompile.cpp_pybinding
+    compile_kernel = torch_private.AsyncCompile.cpp_pybinding
 
     @functools.wraps(compile_kernel)
     def find_or_compile(compiler: Any, argtypes: list[str], source_code: str) -> Any:
@@ -225,15 +227,15 @@ def _patch_requests() -> None:
             _thread.requested[digest] = kernel
         return kernel
 
-    private.AsyncCompile.cpp_pybinding = find_or_compile
+    torch_private.AsyncCompile.cpp_pybinding = find_or_compile
 
 
-def _load(place: str | None) -> Any:
+def _load(library: str | None) -> Any:
     """Returns the kernel of a library; None if there is none."""
-    path = None if place is None else os.path.join(private.cache_dir(), place)
+    path = None if library is None else os.path.join(torch_private.cache_dir(), library)
     if path is None or not os.path.exists(path):
         return None
-    cache = private.CppPythonBindingsCodeCache
+    cache = torch_private.CppPythonBindingsCodeCache
     try:
         return getattr(cache._load_library(path, Path(path).name.partition(".")[0]), cache.entry_function)
     except (ImportError, OSError) as error:
@@ -258,7 +260,7 @@ def tried_when_asked() -> Iterator[None]:
 @functools.cache
 def _patch_list_of_sets() -> None:
     """Patches Inductor's list of instruction sets; other threads, and code outside of the context, keep it."""
-    module = private.cpu_vec_isa
+    module = torch_private.cpu_vec_isa
     find_all: Callable[[], list[Any]] = module.valid_vec_isa_list
 
     @functools.cache
@@ -270,7 +272,9 @@ def _patch_list_of_sets() -> None:
     @functools.wraps(find_all)
     def find() -> list[Any]:
         is_known = find_all.cache_info().currsize > 0  # type: ignore[attr-defined]
-        names_another = private.inductor_config.cpp.simdlen is not None or "ATEN_CPU_CAPABILITY" in os.environ
+        names_another = (
+            torch_private.inductor_config.cpp.simdlen is not None or "ATEN_CPU_CAPABILITY" in os.environ
+        )
         is_first = _thread.tries_first and not is_known and not names_another
         return find_first() if is_first else find_all()
 

@@ -28,8 +28,8 @@ from desugar.ir.stages import (
     FromInput,
     FromTangent,
     Interface,
+    PartitionSpec,
     ProgramSpec,
-    Split,
     presence_bits,
 )
 from desugar.ir.values import Constant, Plain, Value, Wrapper, parts_of, paths_of, take_apart
@@ -58,11 +58,11 @@ class BackwardPlan:
         companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
         referred: Argument leaves that are neither saved nor in the autograd graph. The forward references them weakly,
             for a backward that runs the function again (:mod:`desugar.backward.recompute`).
-        held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
-            history alive, too.
-        kept: Input leaves that are referenced strongly in any case. These are all, if a result may get plain gradients
-            where gradients of its class were traced. Else they are tensors without dimensions, which Dynamo makes of
-            floats at each call.
+        strong_unless_leaf: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode
+            keeps their history alive, too.
+        strong: Input leaves that are referenced strongly in any case. These are all, if a result may get plain
+            gradients where gradients of its class were traced. Else they are tensors without dimensions, which Dynamo
+            makes of floats at each call.
         versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
             are recorded.
         numbers: Input slot -> index in `others`, for the arguments that are symbolic numbers.
@@ -78,8 +78,8 @@ class BackwardPlan:
     size_reads: dict[int, str] = field(default_factory=dict)
     companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
     referred: list[int] = field(default_factory=list)
-    held: set[int] = field(default_factory=set)
-    kept: set[int] = field(default_factory=set)
+    strong_unless_leaf: set[int] = field(default_factory=set)
+    strong: set[int] = field(default_factory=set)
     versioned: list[int] = field(default_factory=list)
     numbers: dict[int, int] = field(default_factory=dict)
     is_replaced: bool = False
@@ -106,7 +106,7 @@ class BackwardPlan:
 def plan_backward(
     out: Emitter,
     spec: ProgramSpec,
-    split: Split,
+    split: PartitionSpec,
     inputs: Names,
     results: Sequence[str],
     leaves: Mapping[int, str],
@@ -259,8 +259,8 @@ class VariantEmitter:
         out, items = self.out, {}
         for number, value in arrived:
             if isinstance(value, Wrapper) and isinstance(value.context, DTensorContext):
-                place, context = out.bind(placed, "placed"), out.bind(value.context, "context")
-                out.writeline(f"{tangents[number]} = {place}({tangents[number]}, {context})")
+                bound_placed, context = out.bind(placed, "placed"), out.bind(value.context, "context")
+                out.writeline(f"{tangents[number]} = {bound_placed}({tangents[number]}, {context})")
         mismatches = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
         for number, value in arrived:
             mismatches += self._mismatches(tangents[number], number, value, (), items)

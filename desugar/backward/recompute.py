@@ -25,7 +25,15 @@ from desugar.codegen.runtime import are_batched
 from desugar.codegen.unpack import Names
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import autograd_nodes, result_leaves
-from desugar.ir.stages import Compiled, InputSpec, LeafFunction, Origin, ProgramSpec, Split, restore_autocast
+from desugar.ir.stages import (
+    CompiledGraphs,
+    InputSpec,
+    LeafFunction,
+    Origin,
+    PartitionSpec,
+    ProgramSpec,
+    restore_autocast,
+)
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
 from desugar.tracing.tangents import meets_plain_gradients
@@ -49,7 +57,7 @@ class CapturedFunction:
     compile: Callable[[LeafFunction], Callable[..., Any]]
 
 
-def plan_recompute(spec: ProgramSpec, split: Split, plan: BackwardPlan, names: Names) -> None:
+def plan_recompute(spec: ProgramSpec, split: PartitionSpec, plan: BackwardPlan, names: Names) -> None:
     """Adds to a plan the objects that the forward records, so that a backward can run the function again."""
     inputs, differentiable = spec.inputs, set(differentiable_leaves(spec.interface))
     paths = first_paths(inputs.values)
@@ -58,8 +66,8 @@ def plan_recompute(spec: ProgramSpec, split: Split, plan: BackwardPlan, names: N
     found_in_graph = differentiable & inputs.parameters
     meets_plain = any(meets_plain_gradients(value) for _, value in spec.interface.tangents)
     plan.referred = [n for n in tensors if n < inputs.num_arguments and n not in found_in_graph]
-    plan.held = differentiable & sources
-    plan.kept = {n for n in plan.referred if meets_plain or _has_no_dims(inputs, n)}
+    plan.strong_unless_leaf = differentiable & sources
+    plan.strong = {n for n in plan.referred if meets_plain or _has_no_dims(inputs, n)}
     plan.versioned = [n for n in tensors if n in sources and Origin(n) not in inputs.inference]
     slots = [v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None]
     for slot in slots:
@@ -79,7 +87,7 @@ class Recompute:
         function: The captured function and its compiler.
     """
 
-    def __init__(self, compiled: Compiled, plan: BackwardPlan, function: CapturedFunction) -> None:
+    def __init__(self, compiled: CompiledGraphs, plan: BackwardPlan, function: CapturedFunction) -> None:
         self.spec, self.captured, self.plan = compiled.spec, compiled.captured, plan
         self.function = function
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}

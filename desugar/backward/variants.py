@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.inductor_patches import PendingKernels
 from desugar.backward.emit import BackwardPlan, Variant, VariantEmitter, variant_name
@@ -31,12 +31,12 @@ from desugar.ir.fx_utils import (
     set_outputs,
     tangent_dependencies,
 )
-from desugar.ir.stages import BackwardInput, Compiled, FromTangent, Interface
+from desugar.ir.stages import BackwardInput, CompiledGraphs, FromTangent, Interface
 from desugar.ir.values import Plain, Wrapper, slots_of
 from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
-from desugar.store.programs import Place
+from desugar.store.programs import ProgramCache
 from desugar.tracing.tangents import may_differ_without
 from subclasses.slow_paths import say_once
 from subclasses.source_text.build import build_functions
@@ -67,7 +67,7 @@ class BackwardVariants:
         mode: The fake mode of the graphs, with their shape environment.
         backend: Compiles the graphs.
         plan: The values that the forward saves and records.
-        place: Where compiled backwards are stored; None if they are not.
+        cache: Where compiled backwards are stored; None if they are not.
         recompute: Computes gradients by running the function again.
         table: The variants' functions so far.
         sources: The texts of the generated functions.
@@ -79,17 +79,17 @@ class BackwardVariants:
 
     def __init__(
         self,
-        compiled: Compiled,
+        compiled: CompiledGraphs,
         plan: BackwardPlan,
         backend: Backend,
         mode: Any,
         captured: CapturedFunction,
-        place: Place | None = None,
+        cache: ProgramCache | None = None,
     ) -> None:
         assert compiled.spec.split is not None
         self.spec, self.graphs, self.mode = compiled.spec, compiled.graphs, mode
         self.traced, self.split = compiled.spec.interface, compiled.spec.split
-        self.backend, self.plan, self.place = backend, plan, place
+        self.backend, self.plan, self.cache = backend, plan, cache
         self.recompute = Recompute(compiled, plan, captured)
         self.table = VariantTable(self._build)
         self.sources: list[str] = []
@@ -116,13 +116,13 @@ class BackwardVariants:
 
     # ............................................................................................ variants
 
-    @private.disable_dynamo  # compiled autograd may be tracing, and would trace the compiler
+    @torch_private.disable_dynamo  # compiled autograd may be tracing, and would trace the compiler
     def _build(self, present: tuple[bool, ...]) -> Backward:
         with (
-            private.compile_lock,
+            torch_private.compile_lock,
             self._lock,
-            private.use_lazy_graph_module(True),
-            private.without_functorch(),
+            torch_private.use_lazy_graph_module(True),
+            torch_private.without_functorch(),
         ):
             if present in self.table:
                 return self.table[present]
@@ -171,8 +171,8 @@ class BackwardVariants:
         )
 
     def _load_or_compile(self, present: tuple[bool, ...]) -> CompiledGraph:
-        if self.place is not None and (
-            stored := self.place.load_backward(present, lambda: self._graph(present))
+        if self.cache is not None and (
+            stored := self.cache.load_backward(present, lambda: self._graph(present))
         ):
             return stored
         env = self.mode.shape_env
@@ -180,8 +180,8 @@ class BackwardVariants:
         compiled, kernels = self._ahead.pop(present, (None, None))
         if compiled is None or kernels is None or not kernels.are_ready():
             compiled = self._compile_late(self._graph(present))
-        if self.place is not None and len(env.guards) == num_guards:
-            self.place.save_backward(present, compiled)
+        if self.cache is not None and len(env.guards) == num_guards:
+            self.cache.save_backward(present, compiled)
         return compiled
 
     def emitter(self, out: Emitter, present: tuple[bool, ...]) -> VariantEmitter:
@@ -207,7 +207,7 @@ class BackwardVariants:
     @property
     def _whole(self) -> fx.GraphModule:
         """The backward for all gradients."""
-        return self.graphs()[2]  # type: ignore[return-value]
+        return self.graphs().backward  # type: ignore[return-value]
 
     def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
         if all(present):

@@ -15,7 +15,7 @@ import torch
 import typer
 
 import subclasses
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.api import calls_of, compile as desugar_compile
 from desugar.cli import comparing, packages
 from desugar.cli.checks import check_backend, check_outputs
@@ -83,7 +83,7 @@ def users_errors() -> Iterator[None]:
     except DesugarError as error:
         typer.echo(f"cannot be desugared: {error}", err=True)
         raise typer.Exit(1) from error
-    except private.TorchDynamoException as error:  # its text has the position in the user's code
+    except torch_private.TorchDynamoException as error:  # its text has the position in the user's code
         text = str(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0]
         typer.echo(f"Dynamo cannot capture it as one graph: {text}", err=True)
         raise typer.Exit(1) from error
@@ -118,9 +118,9 @@ def explain(  # noqa: PLR0913 - one parameter for each option
     check_outputs(("--html", html, ".html"))
     check_backend(backend)
     with users_errors():
-        module, found = find_target(target)
+        module, target_object = find_target(target)
         name = target.rpartition(":")[2].rpartition(".")[2]
-        fn = make_module(found, has_inputs=bool(inputs or inputs_beside(module, name)))
+        fn = make_module(target_object, has_inputs=bool(inputs or inputs_beside(module, name)))
         args, kwargs = find_calls(module, fn, inputs, name)[0]
         compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
         explanation = explain_function(compiled, *args, **kwargs)
@@ -157,11 +157,11 @@ def report(
     """Runs a script, and writes a page about its programs."""
     check_outputs(("--report", out, ".html"), ("--json", json_out, ".json"))
     page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may call chdir
-    found, code = run_script(script, arguments or [], compare=compare)
-    page.write_text(render_page(found), encoding="utf-8")
+    script_report, code = run_script(script, arguments or [], compare=compare)
+    page.write_text(render_page(script_report), encoding="utf-8")
     if data is not None:
-        data.write_text(json.dumps(found.to_dict()), encoding="utf-8")
-    typer.echo(render_report_text(found), err=True, nl=False)
+        data.write_text(json.dumps(script_report.to_dict()), encoding="utf-8")
+    typer.echo(render_report_text(script_report), err=True, nl=False)
     typer.echo(f"wrote {out}", err=True)
     if code:
         typer.echo(f"{script.name} ended with exit code {code}", err=True)
@@ -180,10 +180,10 @@ def coverage(
     with users_errors():
         cls = find_target(target)[1]
         try:
-            found = subclasses.coverage(cls)
+            class_coverage = subclasses.coverage(cls)
         except subclasses.SpecError as error:
             raise TargetError(str(error)) from error
-    typer.echo(json.dumps(found.steps, indent=1) if as_json else str(found))
+    typer.echo(json.dumps(class_coverage.steps, indent=1) if as_json else str(class_coverage))
 
 
 @app.command()
@@ -235,10 +235,10 @@ def check(  # noqa: PLR0913 - one parameter for each option
     check_outputs(("--json", json_out, ".json"), ("--junit", junit, ".xml"))
     start = time.perf_counter()
     with users_errors(), progress() as tell:
-        module, found = find_target(target)
+        module, target_object = find_target(target)
         make = find_factory(factory or target, module)
         check_makes_subclass(factory or target, made := make())
-        if factory is not None and type(made) is not found:
+        if factory is not None and type(made) is not target_object:
             raise TargetError(f"expected {factory} to make a value of {target}, got {one_of(type(made))}")
         many = {"sizes": sizes, "variants": variants}
         one = {"wrap": wrap, "reference": reference, "construct": construct}

@@ -30,22 +30,22 @@ def run(request: Request, json_out: Path | None = None, **plan: Any) -> None:
     check_outputs(("--json", json_out, ".json"))
     if request.train and request.no_grad:
         raise typer.BadParameter("--train needs gradients and --no-grad has none; expected one of them")
-    found = _compare(request, **plan)
-    show(found)
+    comparison = _compare(request, **plan)
+    show(comparison)
     if json_out is not None:
         _write(
             json_out,
-            lambda path: path.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8"),
+            lambda path: path.write_text(json.dumps(comparison.to_dict(), indent=1) + "\n", encoding="utf-8"),
         )
-    if not all(found.way(way).verdict.agrees for way in OURS):
+    if not all(comparison.way(way).verdict.agrees for way in OURS):
         raise typer.Exit(1)
 
 
 def worth_of(request: Request, **plan: Any) -> Worth:
     """Runs a function in eager mode, under `torch.compile` and here, and sums it up for an explanation."""
-    found = _compare(request, **plan)
-    ways = [found.way(name) for name in (EAGER, STOCK, TUNED, DIRECT)]
-    return sum_up(found.calls, ways, train=request.train, backend=request.backend)
+    comparison = _compare(request, **plan)
+    ways = [comparison.way(name) for name in (EAGER, STOCK, TUNED, DIRECT)]
+    return sum_up(comparison.calls, ways, train=request.train, backend=request.backend)
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:
@@ -81,16 +81,16 @@ def _ended(error: WayFailed) -> Exception:
 # --------------------------------------------------------------------------------------------------- showing
 
 
-def show(found: Comparison) -> None:
+def show(comparison: Comparison) -> None:
     """Prints a comparison: with a coloured table on a terminal, where rich is installed."""
     if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
-        typer.echo(text.render(found), nl=False)
+        typer.echo(text.render(comparison), nl=False)
         return
     console = importlib.import_module("rich.console").Console(highlight=False)
-    console.print(_rich_table(text.table_of(found)))
-    for line in text.details(found):
+    console.print(_rich_table(text.table_of(comparison)))
+    for line in text.details(comparison):
         console.print(line, markup=False)
-    for line in ("", *text.conditions(found)):
+    for line in ("", *text.conditions(comparison)):
         console.print(line, style="dim", markup=False)
 
 

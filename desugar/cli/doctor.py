@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.api import compile as desugar_compile
 
 _LEAST = (2, 13)  # as in pyproject.toml
@@ -44,10 +44,12 @@ def examine(*, inductor: bool = False) -> Iterator[Finding]:
 
 def _versions() -> Iterator[Finding]:
     yield Finding("ok", "Python", f"{platform.python_version()} at {sys.executable}")
-    found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     wanted = ".".join(map(str, _LEAST))
     yield Finding(
-        "ok" if found >= _LEAST else "broken", "PyTorch", f"{torch.__version__}; {wanted} or newer is needed"
+        "ok" if release >= _LEAST else "broken",
+        "PyTorch",
+        f"{torch.__version__}; {wanted} or newer is needed",
     )
     for name, use in (
         ("optree", None),
@@ -68,26 +70,28 @@ def _versions() -> Iterator[Finding]:
 def _private_names() -> Finding:
     """Examines the names of torch that `desugar` imports on first use."""
     absent = []
-    for name in private.NAMES:
+    for name in torch_private.NAMES:
         try:
-            getattr(private, name)
+            getattr(torch_private, name)
         except (ImportError, AttributeError) as error:
             absent.append(f"{name} ({error})")
     if absent:
         return Finding(
             "broken", "names of torch", f"{', '.join(absent)}: this release of PyTorch is not supported"
         )
-    return Finding("ok", "names of torch", f"all {len(private.NAMES)} that desugar uses are there")
+    return Finding("ok", "names of torch", f"all {len(torch_private.NAMES)} that desugar uses are there")
 
 
 def _cxx() -> Finding:
     named = os.environ.get("CXX")
-    found = next((path for name in [named, "g++", "clang++"] if name and (path := shutil.which(name))), None)
-    if found is None:
+    compiler = next(
+        (path for name in [named, "g++", "clang++"] if name and (path := shutil.which(name))), None
+    )
+    if compiler is None:
         return Finding(
             "missing", "C++ compiler", 'none found: backend="inductor" needs one on the CPU; install g++'
         )
-    return Finding("ok", "C++ compiler", found)
+    return Finding("ok", "C++ compiler", compiler)
 
 
 def _gpu() -> Finding:

@@ -63,26 +63,26 @@ def call(
             result = package(*args, **kwargs)
     except (FileNotFoundError, PackageError, SignatureError) as error:
         raise typer.BadParameter(str(error)) from error
-    found = dict(_tensors_in(result, "result"))
+    tensors = dict(_tensors_in(result, "result"))
     if out is not None:
         from safetensors.torch import save_file
 
-        save_file({name: tensor.contiguous() for name, tensor in found.items()}, out)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out)
         typer.echo(f"wrote {out}", err=True)
     else:
-        for name, tensor in found.items():
+        for name, tensor in tensors.items():
             typer.echo(f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}\n{tensor}")
 
 
 def _find_class(name: str) -> type:
     module, _, cls = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), cls)
+        named_class = getattr(importlib.import_module(module), cls)
     except (ImportError, AttributeError, ValueError) as error:
         raise typer.BadParameter(
             f"expected MODULE:CLASS that can be imported, got {name!r}: {error}"
         ) from error
-    return found  # type: ignore[no-any-return]
+    return named_class  # type: ignore[no-any-return]
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

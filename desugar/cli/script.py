@@ -22,17 +22,17 @@ def run_script(path: Path, arguments: Sequence[str], *, compare: bool = False) -
         arguments: Its own arguments.
         compare: Whether each compiled call is repeated in other ways after the script has ended.
     """
-    kept = ScriptCalls() if compare else None
-    collector = Collector() if kept is None else Collector(kept.keep)
+    script_calls = ScriptCalls() if compare else None
+    collector = Collector() if script_calls is None else Collector(script_calls.keep)
     saved = sys.argv, list(sys.path)
     sys.argv, sys.path[0] = [str(path), *arguments], str(path.resolve().parent)
     try:
         with collector.collecting():
             code = _run(path)
         report = collector.report(path.name)
-        if kept is not None:
+        if script_calls is not None:
             with progress() as tell:
-                report = kept.compare(report, tell)
+                report = script_calls.compare(report, tell)
     finally:
         sys.argv, sys.path[:] = saved[0], saved[1]
     return report, code

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.codegen.debug_checks import Expected, emit_recheck, expect_plain
 from desugar.codegen.text import block, targets_of, tuple_of
 from desugar.codegen.unpack import Names
@@ -159,7 +159,7 @@ def emit_graph_call(
         out.writeline(call)
         return names
     with block(
-        out, f"with {out.bind(private.DisableAutocast, 'DisableAutocast')}():  # casts are in the graph"
+        out, f"with {out.bind(torch_private.DisableAutocast, 'DisableAutocast')}():  # casts are in the graph"
     ):
         out.writeline(call)
     return names

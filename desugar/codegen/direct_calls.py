@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 
 Graph = Callable[[list[Any]], Sequence[Any]]
 
@@ -70,7 +70,7 @@ def graph_behind(scope: dict[str, Any], name: str) -> tuple[Graph, Graph]:
 
 def _is_inductor_graph(graph: Any) -> bool:
     # Does not import Inductor for this test.
-    return "torch._inductor.output_code" in sys.modules and isinstance(graph, private.CompiledFxGraph)
+    return "torch._inductor.output_code" in sys.modules and isinstance(graph, torch_private.CompiledFxGraph)
 
 
 def _graph_name(name: str) -> str:

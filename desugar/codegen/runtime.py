@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.abstract_values import fixed_extents
 from desugar.ir.values import plain_parts
 from subclasses._torch_distributed import dtensor_spec
@@ -36,7 +36,9 @@ def are_batched(tensors: Iterable[Tensor | None]) -> bool:
     Recognizes functorch's batches, and batches of the legacy vmap behind `is_grads_batched=True`.
     """
     parts = (part for tensor in tensors if tensor is not None for part in (tensor, *plain_parts(tensor)))
-    return any(private.is_batchedtensor(part) or private.is_legacy_batchedtensor(part) for part in parts)
+    return any(
+        torch_private.is_batchedtensor(part) or torch_private.is_legacy_batchedtensor(part) for part in parts
+    )
 
 
 def placed(gradient: Any, context: DTensorContext) -> Any:
@@ -53,7 +55,7 @@ def placed(gradient: Any, context: DTensorContext) -> Any:
     if gradient.placements != placements:
         gradient = gradient.redistribute(mesh, placements)
     local = getattr(gradient, LOCAL)
-    if type(local) is not Tensor and isinstance(local, private.AsyncCollectiveTensor):
+    if type(local) is not Tensor and isinstance(local, torch_private.AsyncCollectiveTensor):
         return type(gradient)(local.wait(), dtensor_spec(gradient), requires_grad=False)
     return gradient
 
@@ -66,7 +68,7 @@ def tensor_guards(fakes: Sequence[Tensor]) -> Any:
     """
     with torch.no_grad():
         examples = [torch.empty((0,) * fake.dim(), dtype=fake.dtype, device=fake.device) for fake in fakes]
-    return private.TensorGuards(
+    return torch_private.TensorGuards(
         *examples,
         dynamic_dims_sizes=[fixed_extents(fake.size()) for fake in fakes],
         dynamic_dims_strides=[fixed_extents(fake.stride()) for fake in fakes],
@@ -128,7 +130,7 @@ def raise_versions(tensors: Sequence[Tensor], before: Sequence[int | None], rise
         rises: By how much each counter rises in eager mode.
     """
     counted = [(t, old, rise) for t, old, rise in zip(tensors, before, rises, strict=True) if old is not None]
-    private.set_version_counters(tuple(t for t, _, _ in counted), tuple(old for _, old, _ in counted))
+    torch_private.set_version_counters(tuple(t for t, _, _ in counted), tuple(old for _, old, _ in counted))
     for tensor, _, rise in counted:
         if rise:
-            private.set_version_counters((tensor,), (tensor._version + rise,))
+            torch_private.set_version_counters((tensor,), (tensor._version + rise,))

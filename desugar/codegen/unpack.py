@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from desugar.ir.stages import Compiled
+from desugar.ir.stages import CompiledGraphs
 from desugar.ir.values import Plain, Value, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from subclasses.source_text.emitter import Emitter
@@ -29,7 +29,7 @@ class Names:
     slots: dict[int, str] = field(default_factory=dict)
 
 
-def emit_unpacking(out: Emitter, compiled: Compiled, parameters: Sequence[str]) -> Names:
+def emit_unpacking(out: Emitter, compiled: CompiledGraphs, parameters: Sequence[str]) -> Names:
     """Emits the lines that read the tensor or int of every input slot; returns the names.
 
     Args:

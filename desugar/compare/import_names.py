@@ -37,16 +37,16 @@ def find_target(text: str, default_module: ModuleType | None = None) -> tuple[Mo
         )
     else:
         module = load_module(module_name)
-    found: Any = module
+    target_object: Any = module
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target_object, part):
             public = ", ".join(key for key in vars(module) if not key.startswith("_")) or "none"
             raise TargetError(
                 f"{module.__name__} has no {name!r}; it has {public}. An import does not run the lines below "
                 'if __name__ == "__main__": a name that they define belongs at the top level of the module'
             )
-        found = getattr(found, part)
-    return module, found
+        target_object = getattr(target_object, part)
+    return module, target_object
 
 
 def load_module(name: str) -> ModuleType:

@@ -127,8 +127,8 @@ def _describe_difference(path: str, want: Tensor, got: Tensor, differs: Tensor, 
     distances = (got - want).abs().nan_to_num(nan=math.inf, posinf=math.inf).where(differs, 0.0)
     index = torch.unravel_index(distances.argmax(), want.shape)
     most, largest = float(distances.max()), float(want.abs().nan_to_num(nan=0.0, posinf=0.0).max())
-    place = f"[{', '.join(str(int(number)) for number in index)}]" if index else ""
-    text = f"{path}{place}: {got[index].item():.6g}, expected {want[index].item():.6g}"
+    index_text = f"[{', '.join(str(int(number)) for number in index)}]" if index else ""
+    text = f"{path}{index_text}: {got[index].item():.6g}, expected {want[index].item():.6g}"
     return Difference(
         f"{text} (off by {most:.2g}; the largest value is {largest:.3g})", most <= share * largest
     )

@@ -35,9 +35,9 @@ def profile_call(call: Callable[[], Any]) -> tuple[int, float | None]:
         call()
         return torch.cuda.max_memory_allocated() - before, None
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler would print lines of its own
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiled:
         call()
-    events = sorted(found.profiler.kineto_results.events(), key=lambda event: event.start_ns())  # type: ignore[union-attr]
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())  # type: ignore[union-attr]
     changes = [event.nbytes() for event in events if event.name() == "[memory]"]  # type: ignore[attr-defined]
     graphs = [event.duration_ns() for event in events if event.name().startswith("desugar graph: ")]
     return max(accumulate(changes, initial=0)), sum(graphs) / 1e9 if graphs else None

@@ -113,10 +113,10 @@ def copy_parts(state: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
 
 
 def _is_equal(tensor: Tensor, copies: list[Tensor]) -> bool:
-    parts = [part.detach() for _, part in parts_of(tensor)]
-    return len(parts) == len(copies) and all(
+    tensors = [part.detach() for _, part in parts_of(tensor)]
+    return len(tensors) == len(copies) and all(
         part.shape == copied.shape and torch.equal(part, copied)
-        for part, copied in zip(parts, copies, strict=True)
+        for part, copied in zip(tensors, copies, strict=True)
     )
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.compare import ways
 from desugar.compare.import_names import TargetError
 from desugar.compare.judge import judge
@@ -43,7 +43,7 @@ from desugar.compare.subject import (
 )
 from desugar.user_code import is_library_file
 
-PRELOADED = ("desugar.compare.processes", *private.COMPILER_MODULES)
+PRELOADED = ("desugar.compare.processes", *torch_private.COMPILER_MODULES)
 WARM_UPS = 3
 _CLEAN_UP = 2.0  # seconds that a process has to exit
 _LAST_WORDS = 300  # characters of a process's last output
@@ -154,7 +154,7 @@ class Worker:
         subject = find_subject(self.request)
         before = set(sys.modules)
         if way != ways.EAGER and self.request.backend == "inductor":
-            private.inductor_config.fallback_random = True  # draw random numbers as eager mode does
+            torch_private.inductor_config.fallback_random = True  # draw random numbers as eager mode does
         number = max(self.request.calls, len(subject.make_calls()))
         with ways.watch_programs(subject.fn) as programs:
             verdict = self._judge(way, subject, number, Path(folder), again=again)
@@ -162,13 +162,13 @@ class Worker:
         return Observed(number, verdict, programs(), imported)
 
     def _judge(self, way: str, subject: Subject, number: int, folder: Path, *, again: bool) -> Verdict:
-        found = observe_calls(subject, ways.compile_way(way, subject.fn, self.request.backend), number)
+        outcomes = observe_calls(subject, ways.compile_way(way, subject.fn, self.request.backend), number)
         if way == ways.EAGER and not again:
-            check_has_run(found)
-            for n, outcome in enumerate(found):
+            check_has_run(outcomes)
+            for n, outcome in enumerate(outcomes):
                 torch.save(outcome, folder / f"call-{n}.pt")
             return Verdict("judge")
-        return judge([(torch.load(folder / f"call-{n}.pt"), outcome) for n, outcome in enumerate(found)])
+        return judge([(torch.load(folder / f"call-{n}.pt"), outcome) for n, outcome in enumerate(outcomes)])
 
     def start(self, way: str, modules: tuple[str, ...]) -> float:
         """Imports the modules of the first call, then makes it and further calls; returns the seconds of the first."""
@@ -233,9 +233,9 @@ def format_error(
     error: BaseException, is_users: Callable[[str], bool] = lambda file: not is_library_file(file)
 ) -> str:
     """Returns the traceback of an error from the first frame in a user's file on; the whole traceback without one."""
-    found = error.__traceback__
-    while found is not None and not is_users(found.tb_frame.f_code.co_filename):
-        found = found.tb_next
-    if found is None and isinstance(error, SyntaxError):  # its text has the position
+    entry = error.__traceback__
+    while entry is not None and not is_users(entry.tb_frame.f_code.co_filename):
+        entry = entry.tb_next
+    if entry is None and isinstance(error, SyntaxError):  # its text has the position
         return "".join(traceback.format_exception_only(error))
-    return "".join(traceback.format_exception(type(error), error, found or error.__traceback__))
+    return "".join(traceback.format_exception(type(error), error, entry or error.__traceback__))

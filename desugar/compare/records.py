@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from desugar.ir.record_base import Record, find_named
+from desugar.recording.record_base import Record, find_named
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar._torch import compiled_call
 from desugar.api import call_of, with_own_code
 from desugar.compare.import_names import Call
@@ -35,11 +35,11 @@ from desugar.compare.records import Verdict, Way, with_times
 from desugar.compare.subject import SEED, Subject, look, make_step, observe_calls, seed
 from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK, TUNED, compile_way, watch_programs
 from desugar.compare.worth import sum_up
-from desugar.dynamo.entry import Calls
+from desugar.dynamo.entry import CompiledCallable
 from desugar.explain.records import Report, Worth
 from desugar.ir.values import is_wrapper
 from desugar.recording.frames import BRANCH, READ, count_compilations
-from desugar.recording.listeners import Recording, caller
+from desugar.recording.listeners import Recording, compilation_owner
 from desugar.user_code import is_library_file
 
 _CALLS = 2  # compared calls
@@ -113,18 +113,18 @@ def _owner_in_progress(known: dict[Any, tuple[Owner, Any]]) -> tuple[Owner | Non
     Args:
         known: The functions so far, one owner for each, with the object that must stay alive to keep its id.
     """
-    calls = caller()
-    call = calls.call() if isinstance(calls, Calls) else None
-    if isinstance(calls, Calls) and call is not None:
+    calls = compilation_owner()
+    call = calls.arguments_in_progress() if isinstance(calls, CompiledCallable) else None
+    if isinstance(calls, CompiledCallable) and call is not None:
         ways = (EAGER, STOCK, TUNED, DIRECT)
-        made = Owner(calls.what, ways, calls.backend, Calls._call_compiled.__code__)
+        made = Owner(calls.what, ways, calls.backend, CompiledCallable._call_compiled.__code__)
         return known.setdefault(id(calls), (made, calls))[0], call
-    found = compiled_call()
-    if found is None or getattr(found.backend, "compiler_name", None) != "desugar":
+    in_progress = compiled_call()
+    if in_progress is None or getattr(in_progress.backend, "compiler_name", None) != "desugar":
         return None, ((), {})
-    made = Owner(found.what, (EAGER, STOCK, TUNED, BACKEND), found.backend, found.code)
-    key = id(found.context), id(found.what)
-    return known.setdefault(key, (made, found.context))[0], (found.args, found.kwargs)
+    made = Owner(in_progress.what, (EAGER, STOCK, TUNED, BACKEND), in_progress.backend, in_progress.code)
+    key = id(in_progress.context), id(in_progress.what)
+    return known.setdefault(key, (made, in_progress.context))[0], (in_progress.args, in_progress.kwargs)
 
 
 # ----------------------------------------------------------------------------------------------------- copies
@@ -183,8 +183,8 @@ def _copy_values(tensor: Tensor) -> Tensor:
 def bytes_of(call: Call) -> int:
     """Returns the bytes of the tensors in the arguments of a call."""
     tensors = {id(leaf): leaf for _, leaf in leaves_of(call, "") if isinstance(leaf, Tensor)}
-    parts = [part for tensor in tensors.values() for _, part in parts_of(tensor)]
-    return sum(part.numel() * part.element_size() for part in parts)
+    plain_tensors = [part for tensor in tensors.values() for _, part in parts_of(tensor)]
+    return sum(part.numel() * part.element_size() for part in plain_tensors)
 
 
 # ------------------------------------------------------------------------------------------------------ state
@@ -227,7 +227,7 @@ def _modes_now() -> list[Callable[[], contextlib.AbstractContextManager[Any]]]:
 
 
 @dataclass(slots=True)
-class _Kept:
+class _RecordedCall:
     """A call that compiled programs.
 
     Attributes:
@@ -251,7 +251,7 @@ class ScriptCalls:
     """The calls that compile while a script runs: `keep` is called with each compilation, `compare` at the end."""
 
     def __init__(self) -> None:
-        self._kept: list[_Kept] = []
+        self._recorded_calls: list[_RecordedCall] = []
         self._owners: dict[Any, tuple[Owner, Any]] = {}
         self._last = threading.local()
         self._number, self._bytes = 0, 0
@@ -263,55 +263,60 @@ class ScriptCalls:
             return
         owner, call = _owner_in_progress(self._owners)
         if owner is None:
-            self._kept.append(_Kept(None, [number], why_not=_NO_OWNER))
+            self._recorded_calls.append(_RecordedCall(None, [number], why_not=_NO_OWNER))
             return
-        args, kept = getattr(self._last, "call", (None, None))
-        if args is not call[0] or kept is None:
-            kept = self._take(owner, call)
-            self._last.call = call[0], kept
-        kept.numbers.append(number)
-        kept.is_broken |= not recording.program.is_whole or _is_inside_a_broken_call(owner.code)
+        args, recorded_call = getattr(self._last, "call", (None, None))
+        if args is not call[0] or recorded_call is None:
+            recorded_call = self._take(owner, call)
+            self._last.call = call[0], recorded_call
+        recorded_call.numbers.append(number)
+        recorded_call.is_broken |= not recording.program.is_whole or _is_inside_a_broken_call(owner.code)
 
-    def _take(self, owner: Owner, call: Call) -> _Kept:
-        kept = _Kept(owner, [])
-        self._kept.append(kept)
+    def _take(self, owner: Owner, call: Call) -> _RecordedCall:
+        recorded_call = _RecordedCall(owner, [])
+        self._recorded_calls.append(recorded_call)
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-            kept.why_not = "the script runs on several processes, which would wait for each other"
+            recorded_call.why_not = "the script runs on several processes, which would wait for each other"
         elif not isinstance(owner.backend(), str):
-            kept.why_not = "its backend is a function of the script's"
+            recorded_call.why_not = "its backend is a function of the script's"
         elif (nbytes := bytes_of(call)) + self._bytes > _KEPT:
-            kept.why_not = "the arguments of all compiled calls together take more than 1 GiB"
+            recorded_call.why_not = "the arguments of all compiled calls together take more than 1 GiB"
         else:
             try:
-                kept.call = copy_call(call)
+                recorded_call.call = copy_call(call)
                 self._bytes += nbytes
             except NoCopy as error:
-                kept.why_not = str(error)
-        return kept
+                recorded_call.why_not = str(error)
+        return recorded_call
 
     def compare(self, report: Report, tell: Tell = lambda text: None) -> Report:
         """Repeats the calls; returns the report with the times, or the reasons why there are none."""
         programs = list(report.programs)
         broken = (*report.breaks, *report.not_compiled)
         unsafe = next((text for text in broken if not text.endswith((BRANCH, READ))), "")
-        for number, kept in enumerate(self._kept, 1):
-            first = kept.numbers[0]
-            tell(f"{programs[first].title}, call {number} of {len(self._kept)}, in other ways")
-            if not kept.why_not and kept.is_broken and unsafe:
-                kept.why_not = f"lines between its graphs may change files and the like, as here: {unsafe}"
-            if kept.owner is not None and not kept.why_not:
-                train = any(len(programs[n].graphs) > 1 for n in kept.numbers)
+        for number, recorded_call in enumerate(self._recorded_calls, 1):
+            first = recorded_call.numbers[0]
+            tell(f"{programs[first].title}, call {number} of {len(self._recorded_calls)}, in other ways")
+            if not recorded_call.why_not and recorded_call.is_broken and unsafe:
+                recorded_call.why_not = (
+                    f"lines between its graphs may change files and the like, as here: {unsafe}"
+                )
+            if recorded_call.owner is not None and not recorded_call.why_not:
+                train = any(len(programs[n].graphs) > 1 for n in recorded_call.numbers)
                 try:
-                    programs[first] = replace(programs[first], worth=_compare(kept.owner, kept, train=train))
+                    programs[first] = replace(
+                        programs[first], worth=_compare(recorded_call.owner, recorded_call, train=train)
+                    )
                 except KeyboardInterrupt:
-                    kept.why_not = "interrupted"
+                    recorded_call.why_not = "interrupted"
                 except WayFailed as error:
-                    kept.why_not = str(error)
+                    recorded_call.why_not = str(error)
             reason = (
-                kept.why_not or f"it belongs to the call of program {first + 1}, which is timed as a whole"
+                recorded_call.why_not
+                or f"it belongs to the call of program {first + 1}, which is timed as a whole"
             )
-            for n in kept.numbers if kept.why_not else kept.numbers[1:]:
+            for n in recorded_call.numbers if recorded_call.why_not else recorded_call.numbers[1:]:
                 programs[n] = replace(programs[n], no_worth=reason)
         return replace(report, programs=tuple(programs))
 
@@ -335,32 +340,34 @@ def _is_inside_a_broken_call(code: types.CodeType) -> bool:
 # ---------------------------------------------------------------------------------------------------- the ways
 
 
-def _compare(owner: Owner, kept: _Kept, *, train: bool) -> Worth:
+def _compare(owner: Owner, recorded_call: _RecordedCall, *, train: bool) -> Worth:
     """Makes one call in all ways: compares its outcomes, then times and profiles it.
 
     Raises:
         WayFailed: Eager mode raised, so there is nothing to compare with.
     """
-    modules = {path: leaf for path, leaf in leaves_of(kept.call, "arguments") if isinstance(leaf, nn.Module)}
-    subject = Subject(owner.what, lambda: [copy_call(kept.call)], train, modules=modules)
+    modules = {
+        path: leaf for path, leaf in leaves_of(recorded_call.call, "arguments") if isinstance(leaf, nn.Module)
+    }
+    subject = Subject(owner.what, lambda: [copy_call(recorded_call.call)], train, modules=modules)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices), contextlib.ExitStack() as stack:
-        for make in kept.modes:
+        for make in recorded_call.modes:
             stack.enter_context(make())
         with (
             restored(subject.state()),
             contextlib.redirect_stdout(io.StringIO()),
             # The script may have compiled the same lines so often already that the limit is reached.
-            private.dynamo_config.patch(recompile_limit=256, accumulated_recompile_limit=1024),
+            torch_private.dynamo_config.patch(recompile_limit=256, accumulated_recompile_limit=1024),
         ):
-            found = _judge(subject, owner)
-            recompiled = _measure(subject, owner.compiled, found, bytes_of(kept.call))
+            results = _judge(subject, owner)
+            recompiled = _measure(subject, owner.compiled, results, bytes_of(recorded_call.call))
     more = ["each a step of a training: the call, the sum of its results, the backward"] if train else []
-    more += [f"{len(kept.numbers)} programs together"] if len(kept.numbers) > 1 else []
+    more += [f"{len(recorded_call.numbers)} programs together"] if len(recorded_call.numbers) > 1 else []
     more += ["times include compiling: equal calls were compiled again and again"] if recompiled else []
     worth = sum_up(
         _CALLS,
-        [found[way] for way in owner.ways],
+        [results[way] for way in owner.ways],
         *more,
         train=train,
         backend=owner.backend(),
@@ -380,32 +387,32 @@ def _judge(subject: Subject, owner: Owner) -> dict[str, Way]:
         raise WayFailed(
             "user", f"made again after the script's end, it raised {describe_error(error)}"
         ) from error
-    found = {EAGER: Way(EAGER, Verdict("judge"))}
+    results = {EAGER: Way(EAGER, Verdict("judge"))}
     if not judge(list(zip(want, again, strict=True))).agrees:
         unknown = Verdict("unknown", "eager mode does not do the same twice")
-        return found | {way: Way(way, unknown) for way in owner.ways[1:]}
+        return results | {way: Way(way, unknown) for way in owner.ways[1:]}
     after = _random_states()
     seed(SEED + _CALLS)  # as before the last call
     draws = not all(map(torch.equal, after, _random_states()))
     compiled = owner.compiled_to_draw if draws else owner.compiled
     for way in owner.ways[1:]:
         with (
-            _noting_errors(found, way),
+            _noting_errors(results, way),
             watch_programs(subject.fn) as programs,
-            private.inductor_config.patch(fallback_random=draws),
+            torch_private.inductor_config.patch(fallback_random=draws),
         ):
             verdict = judge(list(zip(want, _observe(subject, compiled[way]), strict=True)))
-            found[way] = Way(way, verdict, programs())
-    return found
+            results[way] = Way(way, verdict, programs())
+    return results
 
 
 @contextlib.contextmanager
-def _noting_errors(found: dict[str, Way], way: str) -> Iterator[None]:
+def _noting_errors(results: dict[str, Way], way: str) -> Iterator[None]:
     """Turns an error of a way inside the context into its verdict."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - it is a result of the comparison
-        found[way] = Way(way, Verdict("error", describe_error(error)))
+        results[way] = Way(way, Verdict("error", describe_error(error)))
 
 
 def _observe(subject: Subject, compiled: Any) -> list[Outcome]:
@@ -421,15 +428,15 @@ def _random_states() -> list[torch.Tensor]:
 # -------------------------------------------------------------------------------------------------- measuring
 
 
-def _measure(subject: Subject, compiled: dict[str, Any], found: dict[str, Way], nbytes: int) -> bool:
+def _measure(subject: Subject, compiled: dict[str, Any], results: dict[str, Way], nbytes: int) -> bool:
     """Times warm calls in turns, with copies of the arguments that are made before each turn; then profiles one call.
 
-    Adds the figures of the ways that did not fail to `found`. Returns whether equal calls were compiled again.
+    Adds the figures of the ways that did not fail to `results`. Returns whether equal calls were compiled again.
     """
     repeats: dict[str, int] = {}
     for way, fn in compiled.items():
-        if found[way].verdict.state != "error":
-            with _noting_errors(found, way):
+        if results[way].verdict.state != "error":
+            with _noting_errors(results, way):
                 _turn(subject, fn, 1)
                 repeats[way] = _repeats(_turn(subject, fn, 1), nbytes)
     samples: dict[str, list[float]] = {way: [] for way in repeats}
@@ -440,7 +447,7 @@ def _measure(subject: Subject, compiled: dict[str, Any], found: dict[str, Way], 
     recompiled = count_compilations() != count
     for way, times in samples.items():
         memory, graph = look(subject, compiled[way], subject.make_calls()[0])
-        found[way] = replace(with_times(found[way], times, samples[EAGER]), memory=memory, graph=graph)
+        results[way] = replace(with_times(results[way], times, samples[EAGER]), memory=memory, graph=graph)
     return recompiled
 
 

@@ -49,7 +49,7 @@ class _Run:
     tell: Tell
     folder: Path
     stack: contextlib.ExitStack
-    found: dict[str, Way] = field(default_factory=dict)
+    results: dict[str, Way] = field(default_factory=dict)
     observed: dict[str, Observed] = field(default_factory=dict)
     started: dict[str, tuple[Process, int]] = field(default_factory=dict)
 
@@ -58,13 +58,13 @@ class _Run:
         for way in WAYS:
             with self._attempt(way):
                 self._observe(way)
-        if any(way.verdict.state == "wrong" for way in self.found.values()):
+        if any(way.verdict.state == "wrong" for way in self.results.values()):
             self._check_judge()
         for way in self.observed:
             with self._attempt(way):
                 self._start(way)
         rounds = self._take_turns()
-        calls, ways = self.observed[EAGER].calls, tuple(self.found.values())
+        calls, ways = self.observed[EAGER].calls, tuple(self.results.values())
         return Comparison(self.request, calls, rounds, ways, describe_machine())
 
     @contextlib.contextmanager
@@ -75,8 +75,8 @@ class _Run:
         except WayFailed as error:
             if way == EAGER:
                 raise
-            so_far = self.found.get(way, Way(way, Verdict("error")))
-            self.found[way] = replace(so_far, verdict=Verdict("error", str(error)))
+            so_far = self.results.get(way, Way(way, Verdict("error")))
+            self.results[way] = replace(so_far, verdict=Verdict("error", str(error)))
             self.started.pop(way, None)
 
     # ---- the stages ------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ class _Run:
     def _observe(self, way: str) -> None:
         self.tell(f"{way}: results")
         self.observed[way] = answer = self._observed_anew(way=way)
-        self.found[way] = Way(way, answer.verdict, answer.programs)
+        self.results[way] = Way(way, answer.verdict, answer.programs)
 
     def _observed_anew(self, **arguments: Any) -> Observed:
         with contextlib.closing(self._process()) as process:
@@ -98,16 +98,16 @@ class _Run:
         self.tell(f"{EAGER}: results again")
         again = self._observed_anew(way=EAGER, again=True)
         unknown = Verdict("unknown", f"eager mode does not do the same twice: {again.verdict.detail}")
-        for name, way in self.found.items():
+        for name, way in self.results.items():
             if way.verdict.state == "wrong" and not again.verdict.agrees:
-                self.found[name] = replace(way, verdict=unknown)
+                self.results[name] = replace(way, verdict=unknown)
 
     def _start(self, way: str) -> None:
         """Times the first call, in a process that takes turns afterwards."""
         self.tell(f"{way}: first call")
         process = self.stack.enter_context(contextlib.closing(self._process()))
         seconds = process.ask("start", way=way, modules=self.observed[way].modules)
-        self.found[way] = replace(self.found[way], first_call=seconds)
+        self.results[way] = replace(self.results[way], first_call=seconds)
         self.started[way] = process, max(1, round(TURN / process.ask("turn", repeats=3)))
 
     def _take_turns(self) -> int:
@@ -122,6 +122,6 @@ class _Run:
         for way, (process, _) in dict(self.started).items():
             with self._attempt(way):
                 memory, graph = process.ask("look")
-                timed = with_times(self.found[way], samples[way], samples[EAGER])
-                self.found[way] = replace(timed, memory=memory, graph=graph)
+                timed = with_times(self.results[way], samples[way], samples[EAGER])
+                self.results[way] = replace(timed, memory=memory, graph=graph)
         return len(samples[EAGER])

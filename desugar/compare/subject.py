@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.api import uncompiled
 from desugar.compare.import_names import Call, TargetError, find_calls, find_target, inputs_beside, needed_by
 from desugar.compare.meters import profile_call
@@ -70,9 +70,9 @@ def find_subject(request: Request) -> Subject:
         TargetError: The request names nothing that can be compared.
     """
     seed()
-    module, found = find_target(request.target)
+    module, target = find_target(request.target)
     name = request.target.rpartition(":")[2].rpartition(".")[2]
-    made = make_module(found, has_inputs=bool(request.inputs or inputs_beside(module, name)))
+    made = make_module(target, has_inputs=bool(request.inputs or inputs_beside(module, name)))
     fn = _as_written(made, name)
 
     def make_calls() -> list[Call]:
@@ -82,31 +82,31 @@ def find_subject(request: Request) -> Subject:
     return Subject(fn, make_calls, request.train, request.no_grad)
 
 
-def _as_written(found: Any, name: str) -> Any:
+def _as_written(target: Any, name: str) -> Any:
     """Returns the original of a compiled function or module, which eager mode runs."""
-    found = uncompiled(found)
-    if not isinstance(found, nn.Module):
-        return private.undisabled(found)
-    found = getattr(found, "_orig_mod", found)
-    if getattr(found, "_compiled_call_impl", None) is not None:
+    target = uncompiled(target)
+    if not isinstance(target, nn.Module):
+        return torch_private.undisabled(target)
+    target = getattr(target, "_orig_mod", target)
+    if getattr(target, "_compiled_call_impl", None) is not None:
         raise TargetError(
             f"{name}.compile() was called in the file; leave that out, since eager mode is the judge"
         )
-    return found
+    return target
 
 
-def make_module(found: Any, *, has_inputs: bool) -> Any:
+def make_module(target: Any, *, has_inputs: bool) -> Any:
     """Returns the module that a class or factory makes; any other object unchanged."""
-    is_class = isinstance(found, type) and issubclass(found, nn.Module)
-    takes_nothing = inspect.isfunction(found) and not inspect.signature(found).parameters
+    is_class = isinstance(target, type) and issubclass(target, nn.Module)
+    takes_nothing = inspect.isfunction(target) and not inspect.signature(target).parameters
     if not is_class and not (takes_nothing and has_inputs):
-        return found
-    if needed := needed_by(found):
+        return target
+    if needed := needed_by(target):
         raise TargetError(
-            f"{found.__name__} is made with {', '.join(needed)}: name a function that takes nothing and returns "
+            f"{target.__name__} is made with {', '.join(needed)}: name a function that takes nothing and returns "
             "the module, or a module that is there already"
         )
-    return found()
+    return target()
 
 
 def seed(number: int = SEED) -> None:
@@ -144,7 +144,7 @@ def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]
     """Makes calls with new arguments, and records the outcome of each; the state carries over between calls."""
     state = subject.state()
     before = copy_parts(state)
-    found = []
+    outcomes = []
     for n in range(number):
         calls = subject.make_calls()
         call = calls[n % len(calls)]
@@ -152,8 +152,8 @@ def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]
         seed(SEED + 1 + n)
         result = subject.run(compiled, call)
         names = argument_names(subject.fn, *call)
-        found.append(record_outcome(result, names, subject.state(), before))
-    return found
+        outcomes.append(record_outcome(result, names, subject.state(), before))
+    return outcomes
 
 
 def check_has_run(outcomes: list[Outcome]) -> None:
@@ -188,8 +188,8 @@ def look(subject: Subject, compiled: Any, call: Call) -> tuple[int, float | None
     """Returns the peak of the memory that a warm call allocates, and the seconds in plain graphs of this library."""
     for _ in range(2):  # the first profile of a program gives its graphs names
         subject.clear_gradients(call)
-        found = profile_call(partial(subject.run, compiled, call))
-    return found
+        profiled = profile_call(partial(subject.run, compiled, call))
+    return profiled
 
 
 # ------------------------------------------------------------------------------------------------------ state
@@ -207,8 +207,8 @@ def _state_of(fn: Any) -> Iterator[tuple[str, Tensor]]:
         fn = fn.__func__
     if inspect.isfunction(fn) and not is_library_file(fn.__code__.co_filename):
         with contextlib.suppress(ValueError):  # a variable that it closes over has no value yet
-            found = inspect.getclosurevars(fn)
-            yield from _tensors_of({**found.nonlocals, **found.globals})
+            closure_vars = inspect.getclosurevars(fn)
+            yield from _tensors_of({**closure_vars.nonlocals, **closure_vars.globals})
 
 
 def _tensors_of(named: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:

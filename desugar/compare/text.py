@@ -86,11 +86,11 @@ def _details_of(way: Way) -> Iterator[str]:
     yield from _first("note", way.programs.notes)
 
 
-def _first(what: str, found: Sequence[str]) -> Iterator[str]:
-    for text in found[:_MOST]:
+def _first(what: str, notes: Sequence[str]) -> Iterator[str]:
+    for text in notes[:_MOST]:
         yield f"{what}: {text}"
-    if len(found) > _MOST:
-        yield f"{what}: {len(found) - _MOST} more, which --json has"
+    if len(notes) > _MOST:
+        yield f"{what}: {len(notes) - _MOST} more, which --json has"
 
 
 def conditions(comparison: Comparison) -> list[str]:

@@ -87,12 +87,12 @@ def watch_programs(what: Any = None) -> Iterator[Callable[[], Programs]]:
 
 
 def _describe(
-    found: Frames, warnings: Iterable[logging.LogRecord], slow: Iterable[str], what: Any
+    frames: Frames, warnings: Iterable[logging.LogRecord], slow: Iterable[str], what: Any
 ) -> Programs:
     messages = (record.getMessage().strip() for record in warnings)
-    notes = unique([*found.eager, *(text for text in messages if not text.startswith("slow: ")), *slow])
-    recompiles = tuple(_recompile_in_words(text, what) for text in found.recompiles)
-    return Programs(found.graphs, recompiles, found.breaks, notes)
+    notes = unique([*frames.eager, *(text for text in messages if not text.startswith("slow: ")), *slow])
+    recompiles = tuple(_recompile_in_words(text, what) for text in frames.recompiles)
+    return Programs(frames.graphs, recompiles, frames.breaks, notes)
 
 
 def _recompile_in_words(text: str, what: Any) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from subclasses import TensorSubclass, _torch_capture as capture
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses._torch_tracing import backend_of
@@ -33,7 +33,7 @@ from subclasses._torch_tracing import backend_of
 
 def trace_properties(backend: Callable[..., Any]) -> None:
     """Makes Dynamo trace the getters of tensor subclass properties in the graphs for `backend`."""
-    private.after_import_of("TensorVariable", functools.partial(_patch_reads, backend))
+    torch_private.after_import_of("TensorVariable", functools.partial(_patch_reads, backend))
 
 
 def _patch_reads(backend: Callable[..., Any], tensor_variable: Any) -> None:
@@ -46,8 +46,10 @@ def _patch_reads(backend: Callable[..., Any], tensor_variable: Any) -> None:
             return evaluate(self, tx, name)
         source = None
         if self.source is not None:
-            source = private.AttrSource(private.AttrSource(private.TypeSource(self.source), name), "fget")
-        return private.VariableTracker.build(tx, getter, source).call_function(tx, [self], {})
+            source = torch_private.AttrSource(
+                torch_private.AttrSource(torch_private.TypeSource(self.source), name), "fget"
+            )
+        return torch_private.VariableTracker.build(tx, getter, source).call_function(tx, [self], {})
 
     tensor_variable.dynamic_getattr = dynamic_getattr
 
@@ -59,8 +61,12 @@ def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:
     """
     if value is None or hasattr(Tensor, name) or type(value).__module__.startswith("torch."):
         return None
-    found = inspect.getattr_static(type(value), name, None)
-    return found.fget if isinstance(found, property) and isinstance(found.fget, FunctionType) else None
+    attribute = inspect.getattr_static(type(value), name, None)
+    return (
+        attribute.fget
+        if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType)
+        else None
+    )
 
 
 # ---- assignments -------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private, _torch_views
+from desugar import _torch as torch_private, _torch_views
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.backward.recompute import CapturedFunction
@@ -37,10 +37,10 @@ from desugar.flatten.rule_state import guard_state, state_read_by_rules
 from desugar.ir.values import dynamic_names, is_wrapper, take_apart
 from desugar.pipeline import build_program
 from desugar.program import Program
-from desugar.recording.listeners import Recording, caller
+from desugar.recording.listeners import Recording, compilation_owner
 from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
-from desugar.store.programs import Place, place_of
+from desugar.store.programs import ProgramCache, find_store_cache
 from subclasses.slow_paths import say_once
 
 log = logging.getLogger("desugar")
@@ -74,7 +74,7 @@ def dynamo_backend(
         DesugarError: Desugaring does not support the graph, and AOTAutograd would compute a wrong result or `strict` is
             set.
     """
-    if private.forward_ad._current_level >= 0 or private.peek_interpreter_stack() is not None:
+    if torch_private.forward_ad._current_level >= 0 or torch_private.peek_interpreter_stack() is not None:
         log.info(
             "this graph runs op by op: forward-mode differentiation or a functorch transform looks at each op"
         )
@@ -98,7 +98,7 @@ def dynamo_backend(
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: list[Any], backend: Backend, place: Place | None = None
+    gm: fx.GraphModule, example_inputs: list[Any], backend: Backend, cache: ProgramCache | None = None
 ) -> Program:
     """Compiles one Dynamo graph to a program.
 
@@ -106,18 +106,18 @@ def compile_graph(
         gm: The graph.
         example_inputs: Real tensors and subclasses, and symbolic ints.
         backend: The compiler of the plain graphs.
-        place: Where the program is kept; None for its place in the store.
+        cache: Keeps the program; None for its cache in the store.
 
     Raises:
         DesugarError: Desugaring does not support the graph.
     """
-    private.leave_guards_untimed()
+    torch_private.leave_guards_untimed()
     if backend.reads_memory:
         check_memory(example_inputs)
-    context = private.TracingContext.try_get()
-    mode = context.fake_mode if context is not None else private.detect_fake_mode(example_inputs)
+    context = torch_private.TracingContext.try_get()
+    mode = context.fake_mode if context is not None else torch_private.detect_fake_mode(example_inputs)
     inputs, leaves = Inputs() if mode is None else Inputs(mode), list(example_inputs)
-    owner, read = caller(), state_read_by_rules(gm, leaves)
+    owner, read = compilation_owner(), state_read_by_rules(gm, leaves)
     names = leaf_names(gm, None if owner is None else owner.what)
     failed = describe_failure(owner, dict(zip(names, leaves, strict=True)))
     fn, reason = (gm, "a graph of torch.compile") if owner is None else (owner.what, owner.reason)
@@ -125,18 +125,20 @@ def compile_graph(
     made.guards = () if context is None else tuple(context.guards_context.dynamo_guards)
     with record_compilation(made):
         inputs.add_faked(
-            leaves, [_make_fake(leaf, inputs.mode, context) for leaf in leaves], private.source_names(gm)
+            leaves,
+            [_make_fake(leaf, inputs.mode, context) for leaf in leaves],
+            torch_private.source_names(gm),
         )
         fallback = run_op_by_op(
             gm, f"a call of {function_name(gm, gm)} whose arguments overlap or begin elsewhere in memory"
         )
-        place = place or place_of(gm, inputs, backend, read)
+        cache = cache or find_store_cache(gm, inputs, backend, read)
         captured = CapturedFunction(
             lambda traced: gm(*traced), lambda fn: Specialized(fn, backend, "a derivative", gm, names)
         )
-        program = build_program(captured, inputs, backend, fallback, place)
+        program = build_program(captured, inputs, backend, fallback, cache)
         program.names = names
-    program.is_whole = not private.ends_in_graph_break(gm)
+    program.is_whole = not torch_private.ends_in_graph_break(gm)
     guard_state(read)
     note_program(program)
     if owner is not None:
@@ -171,7 +173,7 @@ def facts_of(leaves: Sequence[Any]) -> list[Any]:
     They are types, layouts, dtypes, devices, sizes, strides, constants, and which tensors are identical. Also the modes
     that PyTorch's C++ check of the global state does not cover.
     """
-    facts: list[Any] = [torch.is_inference_mode_enabled(), private.num_function_modes()]
+    facts: list[Any] = [torch.is_inference_mode_enabled(), torch_private.num_function_modes()]
     seen: dict[int, tuple[int, Tensor]] = {}
     for leaf in leaves:
         _add_leaf(leaf, facts, seen)
@@ -261,7 +263,7 @@ class Specialized:
                 "desugar",
             )
             return None
-        state, inputs = private.GlobalStateGuard(), Inputs()
+        state, inputs = torch_private.GlobalStateGuard(), Inputs()
         with record_compilation(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
             inputs.add_arguments(leaves)
             function = CapturedFunction(

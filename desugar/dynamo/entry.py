@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.codegen.text import block
 from desugar.dynamo.implied_guards import ModuleGuards, note_module_guards
 from desugar.dynamo.profiling import call_named
 from desugar.program import Program
 from desugar.recording.graph_text import WRAPPER_FILE
-from desugar.recording.listeners import Caller, called_by, note_skipped_check
+from desugar.recording.listeners import CompilationOwner, compiling_for, note_skipped_check
 from subclasses.source_text.build import build_functions
 from subclasses.source_text.emitter import Emitter
 
@@ -123,7 +123,7 @@ def accept_code(cache_entry: Any, fn: types.FunctionType, count: int) -> FrameCo
     graphs = [name for name in code.co_names if name.startswith("__compiled_fn")]
     if len(graphs) != 1 or any(name.startswith("__resume_at") for name in code.co_names):
         return None
-    program = getattr(private.undisabled(scope.get(graphs[0])), "program", None)
+    program = getattr(torch_private.undisabled(scope.get(graphs[0])), "program", None)
     if program is None or not program.is_whole:
         return None
     program.call_directly()
@@ -149,12 +149,12 @@ def raise_own(error: Any) -> NoReturn:
 
     An `InductorError` is raised unchanged.
     """
-    if isinstance(error, private.InductorError):
+    if isinstance(error, torch_private.InductorError):
         raise error
     raise error.inner_exception from error.inner_exception.__cause__
 
 
-class Calls(Caller):
+class CompiledCallable(CompilationOwner):
     """Calls of one function or module, through the callable of `torch.compile`.
 
     Attributes:
@@ -171,7 +171,7 @@ class Calls(Caller):
         self.name = getattr(what, "__qualname__", type(what).__name__)
         self.programs: list[Program] = []
         self._thread = threading.local()
-        self.uncompiled: Callable[..., Any] = private.undisabled(compiled)
+        self.uncompiled: Callable[..., Any] = torch_private.undisabled(compiled)
         self.function: Any = self.compile_or_call
         self._self_argument: tuple[Any, ...] = ()  # passed to `function` before the user's arguments
 
@@ -186,9 +186,9 @@ class Calls(Caller):
         Under forward-mode differentiation it calls the function itself, and under a profiler it names the call.
         """
         # Dynamo does not guard the level of forward-mode differentiation, and a program ignores its tangents.
-        if private.forward_ad._current_level >= 0:
+        if torch_private.forward_ad._current_level >= 0:
             return self.uncompiled(*args, **kwargs)
-        if private.profiler._is_profiler_enabled:
+        if torch_private.profiler._is_profiler_enabled:
             return call_named(self._call_compiled, self.name, tuple(self.programs), args, kwargs)
         if self._waited_for_thread(args, kwargs):
             return self._retry(args, kwargs)
@@ -199,7 +199,7 @@ class Calls(Caller):
 
         The other thread may compile code for this very call; Dynamo would compile it a second time.
         """
-        lock = private.compile_lock
+        lock = torch_private.compile_lock
         if getattr(self._thread, "has_waited", False):
             return False
         if lock.acquire(blocking=False):
@@ -217,18 +217,18 @@ class Calls(Caller):
         finally:
             self._thread.has_waited = False
 
-    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def arguments_in_progress(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Returns the arguments of the call in progress in this thread."""
         return getattr(self._thread, "call", None)
 
     def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        private.register_backend(self.backend)
-        private.shared_nested_tensor()  # PyTorch makes it once; inside a trace it would be made of fake tensors
+        torch_private.register_backend(self.backend)
+        torch_private.shared_nested_tensor()  # PyTorch makes it once; inside a trace it would be made of fake tensors
         outer, self._thread.call = getattr(self._thread, "call", None), (args, kwargs)
         try:
-            with called_by(self):
+            with compiling_for(self):
                 return self.compiled(*args, **kwargs)
-        except private.BackendCompilerFailed as error:
+        except torch_private.BackendCompilerFailed as error:
             raise_own(error)
         finally:
             self._thread.call = outer
@@ -238,7 +238,7 @@ class Calls(Caller):
         """Runs after a call that may have compiled; a subclass updates its entry here."""
 
 
-class Entry(Calls):
+class EntryCallable(CompiledCallable):
     """Calls of a function that has a Python frame, through a generated entry.
 
     Attributes:
@@ -292,9 +292,9 @@ class Entry(Calls):
 
         Both are empty if the compile id belongs to another frame, which this frame calls.
         """
-        if all(str(entry.compile_id) != compile_id for entry in private.cache_entries(self._code)):
+        if all(str(entry.compile_id) != compile_id for entry in torch_private.cache_entries(self._code)):
             return {}, {}
-        call = self.call()
+        call = self.arguments_in_progress()
         return ({}, {}) if call is None else (self._frame(*call), self.fn.__globals__)
 
     def _frame(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -311,20 +311,20 @@ class Entry(Calls):
 
     def _refresh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Generates the entry again if Dynamo has made code or invalidated code since the last time."""
-        if private.eval_frame._stance.stance != "default" or self.fn.__code__ is not self._code:
+        if torch_private.eval_frame._stance.stance != "default" or self.fn.__code__ is not self._code:
             return
         with self._lock:
             known = {id(code.manager): code for code in self._accepted}
-            found = []
-            for cache_entry in private.cache_entries(self._code):
+            accepted = []
+            for cache_entry in torch_private.cache_entries(self._code):
                 manager = cache_entry.guard_manager
                 if cache_entry.backend != self.backend or getattr(manager, "cache_entry", None) is None:
                     continue
                 code = known.get(id(manager)) or self._accept(cache_entry)
                 if code is not None:
-                    found.append(self._with_module_guards(code, args, kwargs))
-            if {id(code) for code in found} != set(map(id, self._accepted)):
-                self._replace(found)
+                    accepted.append(self._with_module_guards(code, args, kwargs))
+            if {id(code) for code in accepted} != set(map(id, self._accepted)):
+                self._replace(accepted)
 
     def _accept(self, cache_entry: Any) -> FrameCode | None:
         """Makes the code of a cache entry callable; None if the entry cannot call it."""
@@ -341,7 +341,7 @@ class Entry(Calls):
         if code.module is None:
             is_settled = any(code is other for other in self._accepted)  # it has no large module
         else:
-            is_settled = code.module.is_given_up or code.module.unchanged.holds()
+            is_settled = code.module.is_given_up or code.module.snapshot.still_holds()
         if is_settled:
             return code
         try:
@@ -353,12 +353,12 @@ class Entry(Calls):
         module = note_module_guards(code.manager.root, frame, shared, code.module)
         return dataclasses.replace(code, module=module)
 
-    def _replace(self, found: list[FrameCode]) -> None:
+    def _replace(self, accepted: list[FrameCode]) -> None:
         """Makes the entry call other code; a call in progress continues with the old code."""
-        kept = {code.graph_name for code in found}
-        gone = [code for code in self._accepted if code.graph_name not in kept]
-        self._accepted[:] = found
-        made = self._generate(found)
+        names = {code.graph_name for code in accepted}
+        gone = [code for code in self._accepted if code.graph_name not in names]
+        self._accepted[:] = accepted
+        made = self._generate(accepted)
         scope = self.function.__globals__
         for name in self._stale - made.__globals__.keys():
             del scope[name]
@@ -421,11 +421,11 @@ class Entry(Calls):
         the `forward` of its class is a condition, too.
         """
         conditions = [
-            f"{out.bind(private.eval_frame, 'eval_frame')}._stance.stance == 'default'",
-            f"{out.bind(private.frame_callback, 'frame_callback')}() is None",
-            f"not {out.bind(private.num_dispatch_modes, 'num_dispatch_modes')}()",
-            f"not {out.bind(private.profiler, 'profiler')}._is_profiler_enabled",
-            f"{out.bind(private.forward_ad, 'forward_ad')}._current_level < 0",
+            f"{out.bind(torch_private.eval_frame, 'eval_frame')}._stance.stance == 'default'",
+            f"{out.bind(torch_private.frame_callback, 'frame_callback')}() is None",
+            f"not {out.bind(torch_private.num_dispatch_modes, 'num_dispatch_modes')}()",
+            f"not {out.bind(torch_private.profiler, 'profiler')}._is_profiler_enabled",
+            f"{out.bind(torch_private.forward_ad, 'forward_ad')}._current_level < 0",
             f"{out.bind(self.fn, 'fn')}.__code__ is {out.bind(self._code, 'code')}",
         ]
         if self.is_method:
@@ -460,13 +460,13 @@ class Entry(Calls):
         """Returns the condition that the guards of a code hold."""
         if code.module is None or code.module.is_given_up:
             return f"{out.bind(code.check, f'fits_{number}')}({frame})"
-        fits = out.bind(code.module.split.rest.check, f"fits_but_module_{number}")
+        fits = out.bind(code.module.remaining.rest.check, f"fits_but_module_{number}")
         module = out.bind(code.module.module, f"module_{number}")
-        unchanged = out.bind(code.module.unchanged.holds, f"is_unchanged_{number}")
+        snapshot_holds = out.bind(code.module.snapshot.still_holds, f"is_unchanged_{number}")
         note_skipped_check(
             out, f"guards of {code.module.name}, one by one: no dictionary that they read has changed"
         )
-        return f"{frame}[{code.module.name!r}] is {module} and {fits}({frame}) and {unchanged}()"
+        return f"{frame}[{code.module.name!r}] is {module} and {fits}({frame}) and {snapshot_holds}()"
 
 
 def call_uncompiled(self: Any, *args: Any, **kwargs: Any) -> Any:

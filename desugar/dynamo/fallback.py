@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import copy_graph
 from desugar.ir.storage import are_apart
@@ -87,7 +87,7 @@ def is_saving() -> bool:
         "bundled_autograd_cache",
         "bypass_autograd_cache_key",
     )  # a release without them saves no functions
-    return all(getattr(private.functorch_config, name, False) for name in names)
+    return all(getattr(torch_private.functorch_config, name, False) for name in names)
 
 
 def _is_plain_subclass(x: Any) -> bool:
@@ -101,10 +101,10 @@ def _is_plain_subclass(x: Any) -> bool:
 def _stock_backend(inner: Any, mode: str | None, options: Mapping[str, Any]) -> Callable[..., Any]:
     """Returns PyTorch's own backend for the same compiler."""
     if inner == "inductor":
-        return private.TorchCompileInductorWrapper(mode or "default", dict(options), None)
+        return torch_private.TorchCompileInductorWrapper(mode or "default", dict(options), None)
     if inner == "eager":
-        return private.lookup_backend("aot_eager")
-    return private.aot_autograd(fw_compiler=inner)
+        return torch_private.lookup_backend("aot_eager")
+    return torch_private.aot_autograd(fw_compiler=inner)
 
 
 # ---------------------------------------------------------------------------------------- memory that is shared

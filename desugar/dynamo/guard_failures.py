@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.flatten.rule_state import PREFIX
 from desugar.ir.values import Value, Wrapper, take_apart
 from desugar.program import Program
-from desugar.recording.listeners import Caller
+from desugar.recording.listeners import CompilationOwner
 from desugar.recording.user_names import readable
 from subclasses import TensorSubclass
 from subclasses.errors import one_of
@@ -90,13 +90,13 @@ def compare_metadata(name: str, value: Value | None, leaf: Any) -> str | None:
                 return f"{name}.{static.name}: expected {expected!r}, got {got!r}"
     present = tuple(field for field, _ in value.inner)
     if present != names:
-        expected, got = (", ".join(map(field_name, found)) for found in (present, names))
+        expected, got = (", ".join(map(field_name, fields)) for fields in (present, names))
         return f"inner tensors of {name}: expected {expected}, got {got}"
-    found = (
+    differences = (
         compare_metadata(f"{name}.{field_name(field)}", part, getattr(leaf, field))
         for field, part in value.inner
     )
-    inside = next(filter(None, found), None)
+    inside = next(filter(None, differences), None)
     if inside is None and value.context != context:
         return f"metadata of {name}: expected {short(value.context)}, got {short(context)}"
     return inside
@@ -109,28 +109,28 @@ _programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictiona
 
 def note_program(program: Program) -> None:
     """Records the program of Dynamo's compilation in progress, to compare later calls with it."""
-    number = private.CompileContext.current_compile_id()
+    number = torch_private.CompileContext.current_compile_id()
     if number is not None:
         _programs[str(number)] = program
 
 
-def describe_failure(caller: Caller | None, leaves: Mapping[str, Any]) -> str:
+def describe_failure(owner: CompilationOwner | None, leaves: Mapping[str, Any]) -> str:
     """Returns why Dynamo recompiles a frame; an empty string for the first compilation of a frame.
 
     An error in the user's code (`__repr__`, `__eq__`, `__getattr__`) does not end the compilation: the result is then
     Dynamo's text.
 
     Args:
-        caller: The owner of the call; None if unknown.
+        owner: The owner of the call; None if unknown.
         leaves: User's name -> argument of the new graph.
     """
-    reason = private.recompile_reason()
+    reason = torch_private.recompile_reason()
     if reason is None or "BACKEND_MATCH" in reason:  # another backend compiled the frame before
         return ""
     number, _, guard = reason.partition(": ")
-    what = None if caller is None else caller.what
+    what = None if owner is None else owner.what
     try:
-        variables = ({}, {}) if caller is None else caller.variables(number)
+        variables = ({}, {}) if owner is None else owner.variables(number)
         if guard.startswith("___check_metadata_"):
             return _changed_metadata(leaves, _programs.get(number))
         if state := re.match(rf"G\['({PREFIX}_\w+)'\]", guard):
@@ -174,15 +174,15 @@ def in_words(
         variables: The initial local variables of the frame, and its global variables; empty if unknown.
     """
     guard = reason.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
-    if found := _MISMATCH.match(guard):
-        path, fact, dim, expected, got = found.groups()
+    if match := _MISMATCH.match(guard):
+        path, fact, dim, expected, got = match.groups()
         if fact == "requires_grad":
             expected, got = bool(int(expected)), not int(expected)
         return f"{readable(path, what)}.{fact}{f'({dim})' if dim else ''}: expected {expected}, got {got}"
-    if found := _TYPE.match(guard):
-        path, expected, got = found.groups()
+    if match := _TYPE.match(guard):
+        path, expected, got = match.groups()
         return f"type of {readable(path, what)}: expected {expected or 'a tensor type'}, got {got}"
-    guard = _BY_ID.sub(lambda found: _SAME[found[1]].format(*found.groups()[1:]), guard)
+    guard = _BY_ID.sub(lambda match: _SAME[match[1]].format(*match.groups()[1:]), guard)
     values = values_in(guard, *variables)
     path, equals, expected = guard.partition(" == ")
     if equals and [*values] == [path]:

@@ -4,7 +4,7 @@ Dynamo guards a module with a tree of guards that follows every attribute that w
 parameters, or with hooks and `DTensor` parameters, this tree takes most of the time of a call. A few facts imply most
 of these guards, and C++ compares the facts at once (`module_state`): no dictionary of the module has changed, and no
 recorded object was mutated. A guard is implied under two conditions. The guarded object is the same as long as
-:class:`Unchanged` holds, and the compared values are recorded in it or cannot change.
+:class:`ModuleSnapshot` holds, and the compared values are recorded in it or cannot change.
 
 So a call leaves out the implied guards, checks these facts in their place, and checks all other guards. If a fact has
 changed, Dynamo checks all its guards, and the state is recorded again.
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.dynamo.module_state import (
     HOOKS,
     OF_CELL,
@@ -38,7 +38,7 @@ from desugar.dynamo.module_state import (
     OF_FUNCTION,
     OF_PARTIAL,
     ClassAttribute,
-    Unchanged,
+    ModuleSnapshot,
 )
 from desugar.ir.values import is_wrapper
 from subclasses import TensorSubclass
@@ -89,23 +89,23 @@ _IMMUTABLE = (
 
 _ANYWHERE = re.compile("")
 _MODULE = re.compile(r"^[^.]*$|\._modules\['[^']*'\]$")  # the module itself, or a registered submodule
-_PART = re.compile(r"\._parameters\['[^']*'\](?:\.\w+)*$")  # a parameter, or an attribute of one
+_PARAMETER = re.compile(r"\._parameters\['[^']*'\](?:\.\w+)*$")  # a parameter, or an attribute of one
 _HOOK = re.compile(rf"\.(?:{'|'.join(HOOKS)})\[")  # a hook, or a value that it holds
-_TABLE = re.compile(
+_MODULE_DICT = re.compile(
     rf"\.(?:{'|'.join(('__dict__', '_modules', '_parameters', *HOOKS))})$|{_HOOK.pattern}.*\.keywords$"
 )
-_MESH = re.compile(rf"{_PART.pattern}|{_HOOK.pattern}")
+_MESH = re.compile(rf"{_PARAMETER.pattern}|{_HOOK.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
-    """The guards on objects of one type that :class:`Unchanged` implies.
+class _ImpliedGuards:
+    """The guards on objects of one type that :class:`ModuleSnapshot` implies.
 
     Attributes:
-        where: The sources of the objects that :class:`Unchanged` records, or that cannot change.
+        where: The sources of the objects that :class:`ModuleSnapshot` records, or that cannot change.
         guards: The implied guards on such an object.
-        reads: The attributes that are the same objects as long as :class:`Unchanged` holds; None for all that Dynamo
-            reads.
+        reads: The attributes that are the same objects as long as :class:`ModuleSnapshot` holds; None for all that
+            Dynamo reads.
     """
 
     where: re.Pattern[str]
@@ -114,49 +114,49 @@ class _Recorded:
 
 
 _OF_TYPES = {
-    types.FunctionType: _Recorded(_HOOK, _OF_IDENTITY, (*OF_FUNCTION, "__closure__")),
-    types.CellType: _Recorded(_HOOK, _OF_IDENTITY, OF_CELL),
-    functools.partial: _Recorded(_HOOK, _OF_IDENTITY, OF_PARTIAL),
-    tuple: _Recorded(_ANYWHERE, _OF_IDENTITY | _OF_DICTS, None),
-    Tensor: _Recorded(_PART, _OF_TENSORS | _OF_IDENTITY),
-    nn.Parameter: _Recorded(_PART, _OF_TENSORS | _OF_IDENTITY),
+    types.FunctionType: _ImpliedGuards(_HOOK, _OF_IDENTITY, (*OF_FUNCTION, "__closure__")),
+    types.CellType: _ImpliedGuards(_HOOK, _OF_IDENTITY, OF_CELL),
+    functools.partial: _ImpliedGuards(_HOOK, _OF_IDENTITY, OF_PARTIAL),
+    tuple: _ImpliedGuards(_ANYWHERE, _OF_IDENTITY | _OF_DICTS, None),
+    Tensor: _ImpliedGuards(_PARAMETER, _OF_TENSORS | _OF_IDENTITY),
+    nn.Parameter: _ImpliedGuards(_PARAMETER, _OF_TENSORS | _OF_IDENTITY),
 }
 
 
-def _recorded(node: Any, source: str) -> _Recorded | None:
-    """Returns the guards that :class:`Unchanged` implies on the object of a node; None if it implies none."""
+def _implied_guards_on(node: Any, source: str) -> _ImpliedGuards | None:
+    """Returns the guards that :class:`ModuleSnapshot` implies on the object of a node; None if it implies none."""
     kind = node.get_type_of_guarded_value()
     if kind is types.NoneType and source.endswith(".__dict__"):
         kind = (
             dict  # Dynamo keeps no value of a `__dict__` on Python 3.13.0, where it cannot rely on versions
         )
-    found = _recorded_of(kind) if isinstance(kind, type) else None
-    return found if found is not None and found.where.search(source) else None
+    implied = _implied_guards_on_type(kind) if isinstance(kind, type) else None
+    return implied if implied is not None and implied.where.search(source) else None
 
 
-def _recorded_of(kind: type) -> _Recorded | None:
+def _implied_guards_on_type(kind: type) -> _ImpliedGuards | None:
     if kind in _OF_TYPES:
         return _OF_TYPES[kind]
     if issubclass(kind, nn.Module):
-        return _Recorded(_MODULE, _OF_IDENTITY, None)
+        return _ImpliedGuards(_MODULE, _OF_IDENTITY, None)
     if issubclass(kind, dict):
-        return _Recorded(_TABLE, _OF_IDENTITY | _OF_DICTS, None)
+        return _ImpliedGuards(_MODULE_DICT, _OF_IDENTITY | _OF_DICTS, None)
     if is_generated(kind):
-        return _Recorded(_PART, _OF_TENSORS | _OF_IDENTITY | _OF_LAYOUTS, _fields(kind))
+        return _ImpliedGuards(_PARAMETER, _OF_TENSORS | _OF_IDENTITY | _OF_LAYOUTS, _fields(kind))
     if issubclass(kind, _IMMUTABLE):
-        return _Recorded(_ANYWHERE, _OF_IDENTITY | _OF_DICTS)
-    found = distributed_types()
-    return None if found is None else _of_distributed(kind, found)
+        return _ImpliedGuards(_ANYWHERE, _OF_IDENTITY | _OF_DICTS)
+    distributed = distributed_types()
+    return None if distributed is None else _of_distributed(kind, distributed)
 
 
-def _of_distributed(kind: type, found: DistributedTypes) -> _Recorded | None:
-    if kind is found.tensor:
-        return _Recorded(_PART, _OF_IDENTITY, (*OF_DTENSOR, "device_mesh"))
-    if kind is found.spec:
-        return _Recorded(_PART, _OF_SPECS)
-    if kind is found.mesh:
-        return _Recorded(_MESH, _OF_IDENTITY | _OF_SPECS)
-    return _Recorded(_ANYWHERE, _OF_IDENTITY) if kind in found.placements else None
+def _of_distributed(kind: type, distributed: DistributedTypes) -> _ImpliedGuards | None:
+    if kind is distributed.tensor:
+        return _ImpliedGuards(_PARAMETER, _OF_IDENTITY, (*OF_DTENSOR, "device_mesh"))
+    if kind is distributed.spec:
+        return _ImpliedGuards(_PARAMETER, _OF_SPECS)
+    if kind is distributed.mesh:
+        return _ImpliedGuards(_MESH, _OF_IDENTITY | _OF_SPECS)
+    return _ImpliedGuards(_ANYWHERE, _OF_IDENTITY) if kind in distributed.placements else None
 
 
 def _fields(cls: Any) -> set[str]:
@@ -175,8 +175,8 @@ _CLASS_READ = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class SplitGuards:
-    """Dynamo's guards without the guards that :class:`Unchanged` implies.
+class RemainingGuards:
+    """Dynamo's guards without the guards that :class:`ModuleSnapshot` implies.
 
     Attributes:
         rest: A root guard manager.
@@ -187,8 +187,8 @@ class SplitGuards:
     of_classes: tuple[ClassAttribute, ...]
 
 
-def split_guards(root: Any, name: str, module: nn.Module) -> SplitGuards | None:
-    """Copies Dynamo's guards without the guards on a module that :class:`Unchanged` implies.
+def find_remaining_guards(root: Any, name: str, module: nn.Module) -> RemainingGuards | None:
+    """Copies Dynamo's guards without the guards on a module that :class:`ModuleSnapshot` implies.
 
     Args:
         root: Dynamo's root guard manager.
@@ -196,8 +196,8 @@ def split_guards(root: Any, name: str, module: nn.Module) -> SplitGuards | None:
         module: The module.
 
     Returns:
-        The other guards. None if guards outside the module also read a parameter, or if :class:`Unchanged` implies so
-        few guards that its check takes as long.
+        The other guards. None if guards outside the module also read a parameter, or if :class:`ModuleSnapshot` implies
+        so few guards that its check takes as long.
     """
     source = f"L[{name!r}]"
     top = next((node for node in root.get_child_managers() if node.get_source() == source), None)
@@ -214,7 +214,7 @@ def split_guards(root: Any, name: str, module: nn.Module) -> SplitGuards | None:
     rest = root.clone_manager(lambda node: node.get_source() not in implied or node.get_source() == source)
     if _cost(root) - _cost(rest) < _MIN_COST:
         return None
-    return SplitGuards(rest, tuple(walk.of_classes))
+    return RemainingGuards(rest, tuple(walk.of_classes))
 
 
 def _passes_parameters(root: Any, source: str) -> bool:
@@ -229,8 +229,8 @@ def _passes_parameters(root: Any, source: str) -> bool:
 
 def _cost(root: Any) -> int:
     """Returns how long all guards of a tree take, in guards in C++."""
-    found = (kind for node in _all(root) for kind in _guard_types(node))
-    return sum(_COST_IN_PYTHON if kind == "LAMBDA_GUARD" else 1 for kind in found)
+    kinds = (kind for node in _all(root) for kind in _guard_types(node))
+    return sum(_COST_IN_PYTHON if kind == "LAMBDA_GUARD" else 1 for kind in kinds)
 
 
 def _all(node: Any) -> Iterator[Any]:
@@ -255,40 +255,40 @@ class _Walk:
 
     Attributes:
         with_aliasing: Whether a guard that two sources are one object counts as implied; it is if both sources are.
-        found: Whether the guards are implied, for each source. If several nodes guard one source, all of them have to
-            be implied.
+        by_source: Whether the guards are implied, for each source. If several nodes guard one source, all of them have
+            to be implied.
         of_classes: The attributes of classes that implied guards read.
     """
 
     with_aliasing: bool
-    found: dict[str, bool] = field(default_factory=dict)
+    by_source: dict[str, bool] = field(default_factory=dict)
     of_classes: dict[ClassAttribute, None] = field(default_factory=dict)
 
     def implied(self) -> set[str]:
         """Returns the sources with implied guards."""
-        return {source for source, is_implied in self.found.items() if is_implied}
+        return {source for source, is_implied in self.by_source.items() if is_implied}
 
     def visit(self, node: Any, source: str, *, is_same: bool = True) -> bool:
-        """Returns whether :class:`Unchanged` implies the guards of a node and of all nodes below it.
+        """Returns whether :class:`ModuleSnapshot` implies the guards of a node and of all nodes below it.
 
         Args:
             node: A guard manager.
             source: Dynamo's expression for the object that it guards.
-            is_same: Whether the object stays the same as long as :class:`Unchanged` holds, because it is read from an
-                object that :class:`Unchanged` checks. A list, an object of a user's class or a class may return another
-                object the next time.
+            is_same: Whether the object stays the same as long as :class:`ModuleSnapshot` holds, because it is read from
+                an object that :class:`ModuleSnapshot` checks. A list, an object of a user's class or a class may return
+                another object the next time.
         """
-        recorded = _recorded(node, source) if is_same else None
+        recorded = _implied_guards_on(node, source) if is_same else None
         below = [self._visit_child(node, recorded, child) for child in _children(node)]
         guards = set(_guard_types(node))
         known = (
             set() if recorded is None else recorded.guards | ({_ALIASING} if self.with_aliasing else set())
         )
         is_implied = (not below and not guards) or (recorded is not None and all(below) and guards <= known)
-        self.found[source] = self.found.get(source, True) and is_implied
+        self.by_source[source] = self.by_source.get(source, True) and is_implied
         return is_implied
 
-    def _visit_child(self, node: Any, recorded: _Recorded | None, child: Any) -> bool:
+    def _visit_child(self, node: Any, recorded: _ImpliedGuards | None, child: Any) -> bool:
         read, kind = child.get_source(), node.get_type_of_guarded_value()
         if recorded is not None and read.startswith("type(") and issubclass(kind, nn.Module):
             return self._visit_class(kind, child, read)
@@ -302,7 +302,8 @@ class _Walk:
     def _visit_class(self, cls: type, node: Any, source: str) -> bool:
         """Visits guards on the class of a module: they may read attributes, by their names in the bases.
 
-        :class:`Unchanged` checks the type of the module, and compares each of these attributes once for all modules.
+        :class:`ModuleSnapshot` checks the type of the module, and compares each of these attributes once for all
+        modules.
         """
         below = [self._visit_class(cls, child, child.get_source()) for child in _children(node)]
         read, guards = _CLASS_READ.match(source), _guard_types(node)
@@ -314,7 +315,7 @@ class _Walk:
             )
         if read is not None and is_implied:
             self.of_classes[ClassAttribute(cls.__mro__[int(read["base"])], read["name"])] = None
-        self.found[source] = self.found.get(source, True) and is_implied
+        self.by_source[source] = self.by_source.get(source, True) and is_implied
         return is_implied
 
 
@@ -334,15 +335,15 @@ class ModuleGuards:
     Attributes:
         name: The variable of the frame that holds the module.
         module: The module.
-        split: Dynamo's guards without the guards that `unchanged` implies.
-        unchanged: The state of the module when its guards held.
+        remaining: Dynamo's guards without the guards that `snapshot` implies.
+        snapshot: The state of the module when its guards held.
         strikes: How often the module has changed soon after its state was recorded.
     """
 
     name: str
     module: nn.Module
-    split: SplitGuards
-    unchanged: Unchanged
+    remaining: RemainingGuards
+    snapshot: ModuleSnapshot
     strikes: int = 0
 
     @property
@@ -366,7 +367,7 @@ def note_module_guards(
         The new guards. If the guards do not hold, or no variable holds a large module, `earlier` or None. `earlier`
         gets a strike if the module changed after too few calls; after too many strikes the result is `earlier`.
     """
-    if earlier is not None and earlier.unchanged.uses[0] < _MIN_USES:
+    if earlier is not None and earlier.snapshot.uses[0] < _MIN_USES:
         earlier = replace(earlier, strikes=earlier.strikes + 1)
         if earlier.is_given_up:
             say_once(
@@ -380,13 +381,13 @@ def note_module_guards(
         module = frame[name]
         if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
             continue
-        split = split_guards(root, name, module) if earlier is None else earlier.split
-        if split is None:
+        remaining = find_remaining_guards(root, name, module) if earlier is None else earlier.remaining
+        if remaining is None:
             continue
         strikes = 0 if earlier is None else earlier.strikes
-        unchanged = Unchanged.of(module, split.of_classes, unshare=strikes > 0)
-        if root.check(frame) and unchanged.holds():
-            return ModuleGuards(name, module, split, unchanged, strikes)
+        snapshot = ModuleSnapshot.of(module, remaining.of_classes, unshare=strikes > 0)
+        if root.check(frame) and snapshot.still_holds():
+            return ModuleGuards(name, module, remaining, snapshot, strikes)
     return earlier
 
 
@@ -403,23 +404,33 @@ _NAMES = ".__tensor_flatten__()[0]"  # Dynamo's suffix for a wrapper's list of i
 
 def dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
     """Returns Dynamo's context, which compiles a function with a backend and with this guard filter."""
-    context = private.optimize(backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=keep_guards)
-    options = {name: value for name, value in _DYNAMO_OPTIONS.items() if hasattr(private.dynamo_config, name)}
-    context.enter_exit_hooks.append(private.dynamo_config._make_closure_patcher(**options))
+    context = torch_private.optimize(
+        backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=keep_guards
+    )
+    options = {
+        name: value for name, value in _DYNAMO_OPTIONS.items() if hasattr(torch_private.dynamo_config, name)
+    }
+    context.enter_exit_hooks.append(torch_private.dynamo_config._make_closure_patcher(**options))
     return context
 
 
 def keep_guards(entries: Sequence[Any]) -> list[bool]:
     """Returns, for each guard of a compilation, whether Dynamo checks it (Dynamo's `guard_filter_fn`)."""
-    for entry in entries:
-        # Dynamo builds the remaining guards a second time. A property then returns another tensor, and Dynamo would
-        # compare the two.
-        entry.orig_guard.obj_weakref = None
+    forget_guarded_objects(entries)
     wrappers = {entry.name: entry.value for entry in entries if entry.has_value and is_wrapper(entry.value)}
-    return [not is_proved(entry, wrappers) for entry in entries]
+    return [not is_implied_by_others(entry, wrappers) for entry in entries]
 
 
-def is_proved(entry: Any, wrappers: dict[str, Tensor]) -> bool:
+def forget_guarded_objects(entries: Sequence[Any]) -> None:
+    """Deletes the references of guards to the guarded objects, which Dynamo compares when it builds guards again.
+
+    Dynamo builds the remaining guards a second time. A property then returns another tensor, which would differ.
+    """
+    for entry in entries:
+        entry.orig_guard.obj_weakref = None
+
+
+def is_implied_by_others(entry: Any, wrappers: dict[str, Tensor]) -> bool:
     """Returns whether other guards on the same wrapper imply a guard.
 
     Args:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.values import inner_names, is_wrapper
 from subclasses._torch_distributed import SPEC
 from subclasses.handwritten import LOCAL, is_dtensor, is_mesh
@@ -31,8 +31,8 @@ from subclasses.handwritten import LOCAL, is_dtensor, is_mesh
 TABLES = ("_modules", "_parameters", "_buffers")
 HOOKED = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # How the hooks of `HOOKED` are called; without hooks nothing reads these.
-HOW = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
-HOOKS = (*HOOKED, *HOW)
+HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+HOOKS = (*HOOKED, *HOOK_FLAGS)
 OF_FUNCTION = ("__code__",)  # `__closure__` cannot be assigned
 OF_CELL = ("cell_contents",)
 OF_PARTIAL = ("func", "args", "keywords")  # `__setstate__` replaces them
@@ -51,20 +51,20 @@ class ClassAttribute(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Unchanged:
+class ModuleSnapshot:
     """The state of a module at a time when Dynamo's guards held.
 
     Attributes:
         same_owners: A C++ check of three facts: no dictionary has changed; objects have the same type and the same
             `__dict__`; attributes outside of a `__dict__` are the same objects.
-        held: The values of these attributes, and these types; their ids are in the check.
+        kept_alive: The values of these attributes, and these types; their ids are in the check.
         tensors: The parameters and their inner tensors, except each `DTensor`.
         same_tensors: A C++ check of `tensors`.
         uses: A list of one int: the number of calls in which the state was unchanged.
     """
 
     same_owners: Callable[[], bool]
-    held: tuple[Any, ...]
+    kept_alive: tuple[Any, ...]
     tensors: tuple[Tensor, ...]
     same_tensors: Any
     uses: list[int]
@@ -72,7 +72,7 @@ class Unchanged:
     @staticmethod
     def of(
         module: nn.Module, of_classes: Iterable[ClassAttribute] = (), *, unshare: bool = False
-    ) -> Unchanged:
+    ) -> ModuleSnapshot:
         """Records the present state of a module, and of some attributes of its classes.
 
         Args:
@@ -80,9 +80,9 @@ class Unchanged:
             of_classes: The attributes of its classes.
             unshare: Whether an assignment of the same value must be no change; this makes dictionaries larger.
         """
-        parts = {id(part): part for p in module.parameters() for part in _with_inner(p)}.values()
+        all_tensors = {id(part): part for p in module.parameters() for part in _with_inner(p)}.values()
         dtensors, tensors = (
-            tuple(part for part in parts if is_dtensor(part) is wanted) for wanted in (True, False)
+            tuple(part for part in all_tensors if is_dtensor(part) is wanted) for wanted in (True, False)
         )
         read = _Read()
         for m in module.modules():
@@ -96,15 +96,15 @@ class Unchanged:
         for cls, name in of_classes:
             read.add_class_attribute(cls, name)
         objects, attributes = tuple(read.objects.values()), tuple(read.attributes.values())
-        return Unchanged(
-            private.unchanged_guards(tuple(read.dicts.values()), objects, attributes),
+        return ModuleSnapshot(
+            torch_private.unchanged_guards(tuple(read.dicts.values()), objects, attributes),
             (
                 *(getattr(owner, name) for owner, names in attributes for name in names),
                 *map(type, objects),
                 *(type(owner) for owner, _ in attributes),
             ),
             tensors,
-            private.TensorGuards(
+            torch_private.TensorGuards(
                 *tensors,
                 dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],
                 dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
@@ -112,7 +112,7 @@ class Unchanged:
             [0],
         )
 
-    def holds(self) -> bool:
+    def still_holds(self) -> bool:
         """Returns whether nothing has changed since, and counts the uses."""
         if self.same_owners() and self.same_tensors(*self.tensors):
             self.uses[0] += 1
@@ -142,8 +142,8 @@ class _Read:
 
     def add_module(self, module: nn.Module) -> None:
         own = self._add_object(module)
-        how = HOW if any(map(own.get, HOOKED)) else ()
-        for name in (*TABLES, *HOOKED, *how):
+        flags = HOOK_FLAGS if any(map(own.get, HOOKED)) else ()
+        for name in (*TABLES, *HOOKED, *flags):
             if name in own:
                 self.add_dict(own[name])
         for name in HOOKS:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.codegen.direct_calls import graph_behind
 from desugar.program import Program
 
@@ -30,7 +30,7 @@ def with_profiler_name(program: Program, name: str, uncompiled: Callable[..., An
         name: The name of the call.
         uncompiled: Dynamo's graph, which runs in place of the program under forward-mode differentiation.
     """
-    run, profiler, forward_ad = program.run, private.profiler, private.forward_ad
+    run, profiler, forward_ad = program.run, torch_private.profiler, torch_private.forward_ad
 
     @functools.wraps(run)
     def named(*leaves: Any) -> Any:
@@ -78,7 +78,7 @@ def _with_name(graph: Callable[..., Any], current: Callable[..., Any], name: str
             code after its first call. It runs without a profiler.
         name: The name.
     """
-    profiler = private.profiler
+    profiler = torch_private.profiler
 
     def named(items: list[Any]) -> Any:
         if not profiler._is_profiler_enabled:

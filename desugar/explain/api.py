@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from desugar.backends.base import Backend
-    from desugar.dynamo.entry import Calls
+    from desugar.dynamo.entry import CompiledCallable
     from desugar.explain.collecting.guards import TakenGuards
     from desugar.explain.records import Cost, Program
     from desugar.recording.listeners import Recording
@@ -98,7 +98,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     return Explanation(_explain(fn, backend, dynamic, args, kwargs))
 
 
-def _backend_of(calls: Calls) -> Backend:
+def _backend_of(calls: CompiledCallable) -> Backend:
     """Returns the backend of a function that `desugar.compile` returned."""
     from desugar.backends.choose import choose_backend
 
@@ -121,23 +121,23 @@ def _explain(
     from desugar.explain.collecting.guards import take_guards
     from desugar.recording.listeners import listen, resumed
 
-    found: list[tuple[Program, TakenGuards, Callable[[], Cost | str]]] = []
+    explained: list[tuple[Program, TakenGuards, Callable[[], Cost | str]]] = []
     thread = threading.get_ident()
 
     def note(recording: Recording) -> None:
         program = recording.program
-        if program is None or threading.get_ident() != thread or found:
+        if program is None or threading.get_ident() != thread or explained:
             return
         if program.variants is not None:  # the backward for all gradients
             with resumed(recording):
                 program.variants.table[(True,) * len(program.variants.traced.tangents)]
         record = collect_program(recording, backend.name)
         measure = partial(measure_cost, program, program.spec.outputs, recording.args)
-        found.append((record, take_guards(recording, record), measure))
+        explained.append((record, take_guards(recording, record), measure))
 
     with listen(note):
         capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
-    record, guards, measure = found[0]
+    record, guards, measure = explained[0]
     cost = measure()
     measured = {"no_cost": cost} if isinstance(cost, str) else {"cost": cost}
     return replace(record, guards=guards.describe(), **measured)

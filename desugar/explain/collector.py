@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.explain.collecting.collect import collect_program, describe_left_out, merge_materialized
 from desugar.explain.collecting.cost import Meter, attach_meter
 from desugar.explain.collecting.guards import TakenGuards, take_guards
@@ -43,7 +43,7 @@ class _Seen:
         if self.meter is None:
             return self.record
         cost, program = self.meter.cost, self.program()
-        found: dict[str, Any] = {
+        changes: dict[str, Any] = {
             "guards": () if self.guards is None else self.guards.describe(),
             "calls": self.meter.calls,
             "cost": cost,
@@ -52,11 +52,11 @@ class _Seen:
         if program is not None:  # None if the program was garbage-collected
             late = program.variants.late_seconds if program.variants is not None else 0.0
             if late > _SHORT:
-                found["stages"] = (*self.record.stages, ("compile backward, late", late))
-            found["seconds"] = self.record.seconds + late
-            found["wrapper"] = program.source
-            found["left_out"] = describe_left_out(program.source)
-        return replace(self.record, **found)
+                changes["stages"] = (*self.record.stages, ("compile backward, late", late))
+            changes["seconds"] = self.record.seconds + late
+            changes["wrapper"] = program.source
+            changes["left_out"] = describe_left_out(program.source)
+        return replace(self.record, **changes)
 
 
 class Collector:
@@ -98,7 +98,7 @@ class Collector:
 
     def _note_eager(self, cls: type, op: Any) -> None:
         if (
-            current() is None and private.CompileContext.try_get() is None
+            current() is None and torch_private.CompileContext.try_get() is None
         ):  # Dynamo runs each op once, on fakes
             self._eager.append((cls.__name__, str(op), find_line()))
 
@@ -106,7 +106,11 @@ class Collector:
         """Returns the report of everything collected so far."""
         programs = name_apart([seen.finish() for seen in self._seen])
         frames = self._watch.frames() if self._watch else Frames()
-        traced = Counter((found.cls, found.op, found.place) for p in programs for found in p.materialized)
+        traced = Counter(
+            (materialized.cls, materialized.op, materialized.place)
+            for p in programs
+            for materialized in p.materialized
+        )
         return Report(
             title,
             programs,

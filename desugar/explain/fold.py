@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 
 from desugar.explain.records import Graph, Guard, Leaf, OuterOp, Program
-from desugar.ir.record_base import Record
+from desugar.recording.record_base import Record
 
 _INDEX = re.compile(r"\[(\d+)\]")  # in a user's name
 _NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")  # an identifier in code, except attributes
@@ -72,8 +72,8 @@ def _runs(items: Sequence[int], start: int, end: int) -> Iterator[Run]:
 
 def _longest(items: Sequence[int], start: int, end: int) -> Run | None:
     """Returns the run that covers most items; of two that cover as many, the run with the shorter block."""
-    found = [run for period in _periods(items, start, end) for run in _of_period(items, start, end, period)]
-    return max(found, key=lambda run: (run.length * run.count, -run.length), default=None)
+    runs = [run for period in _periods(items, start, end) for run in _of_period(items, start, end, period)]
+    return max(runs, key=lambda run: (run.length * run.count, -run.length), default=None)
 
 
 def _periods(items: Sequence[int], start: int, end: int) -> list[int]:
@@ -86,13 +86,13 @@ def _periods(items: Sequence[int], start: int, end: int) -> list[int]:
 def _of_period(items: Sequence[int], start: int, end: int, period: int) -> Iterator[Run]:
     """Yields the runs of one period."""
     first = start
-    for place in range(start, end - period + 1):
-        if place < end - period and items[place] == items[place + period]:
+    for position in range(start, end - period + 1):
+        if position < end - period and items[position] == items[position + period]:
             continue
-        count = (place - first) // period + 1
+        count = (position - first) // period + 1
         if count >= _LEAST_BLOCKS and count * period >= _LEAST_ITEMS:
             yield Run(first, period, count)
-        first = place + 1
+        first = position + 1
 
 
 # ------------------------------------------------------------------------------------------------- a program
@@ -163,9 +163,9 @@ def _fold(
     items: Sequence[Item], key: Callable[[Item], Hashable], names: Callable[[Item], Iterable[str]]
 ) -> tuple[Run, ...]:
     """Finds runs of equal keys, and labels them by the names in their first and last block."""
-    found = find_runs([key(item) for item in items])
+    runs = find_runs([key(item) for item in items])
     of_items = [list(names(item)) for item in items]
-    return tuple(_with_label(run, of_items) for run in found)
+    return tuple(_with_label(run, of_items) for run in runs)
 
 
 def _with_label(run: Run, names: Sequence[Sequence[str]]) -> Run:
@@ -228,12 +228,12 @@ def fold_graph(graph: Graph) -> tuple[Run, ...]:
 def _key_of_line(line: str, names: Collection[str]) -> str:
     """Returns a line without the names of its nodes, and without the indices in a parameter's user name."""
     shown = without_index(line) if _PARAMETER.match(line) else line
-    return _NAME.sub(lambda found: "%" if found[0] in names else _without_node_number(found[0]), shown)
+    return _NAME.sub(lambda match: "%" if match[0] in names else _without_node_number(match[0]), shown)
 
 
 def _parameters(graph: Graph) -> dict[str, str]:
     """Returns the user's name of each parameter of a graph's function."""
-    return {found[1]: found[2] for found in map(_PARAMETER.match, graph.text.splitlines()) if found}
+    return {match[1]: match[2] for match in map(_PARAMETER.match, graph.text.splitlines()) if match}
 
 
 def _names_in(line: str, parameters: dict[str, str]) -> Iterator[str]:
@@ -243,13 +243,13 @@ def _names_in(line: str, parameters: dict[str, str]) -> Iterator[str]:
 
 def _names_of_ops(program: Program) -> dict[int, list[str]]:
     """Returns, for each outer op, the user's names of the parameters that the graph reads."""
-    found: dict[int, list[str]] = {}
+    names_by_op: dict[int, list[str]] = {}
     for graph in program.graphs[:1]:
         lines, parameters = graph.text.splitlines(), _parameters(graph)
         for node in graph.nodes:
             if node.op is not None:
-                found.setdefault(node.op, []).extend(_names_in(lines[node.line], parameters))
-    return found
+                names_by_op.setdefault(node.op, []).extend(_names_in(lines[node.line], parameters))
+    return names_by_op
 
 
 # ------------------------------------------------------------------------------------------------- its guards
@@ -261,30 +261,32 @@ def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
     for guard in guards:
         by_name.setdefault(guard.name or guard.text, []).append(guard)
     alike: dict[Hashable, list[list[Guard]]] = {}
-    for found in by_name.values():
-        key = tuple((_rename(guard, without_index(guard.name)), guard.place, guard.checks) for guard in found)
-        alike.setdefault(key, []).append(found)
+    for of_names in by_name.values():
+        key = tuple(
+            (_rename(guard, without_index(guard.name)), guard.place, guard.checks) for guard in of_names
+        )
+        alike.setdefault(key, []).append(of_names)
     folded = [
         group
-        for found in alike.values()
+        for of_names in alike.values()
         for group in (
-            [_group(found)]
-            if len(found) >= _LEAST_NAMES and found[0][0].name
-            else [_group([one]) for one in found]
+            [_group(of_names)]
+            if len(of_names) >= _LEAST_NAMES and of_names[0][0].name
+            else [_group([one]) for one in of_names]
         )
     ]
     return tuple(sorted(folded, key=lambda group: (not group.name, -group.checks)))  # modes come last
 
 
-def _group(found: Sequence[list[Guard]]) -> GuardGroup:
+def _group(of_names: Sequence[list[Guard]]) -> GuardGroup:
     """Returns one group of the guards of several names."""
-    name = join_names([guards[0].name for guards in found])
+    name = join_names([guards[0].name for guards in of_names])
     return GuardGroup(
         name,
-        tuple(_rename(guard, name) for guard in found[0]),
-        len(found),
-        sum(guard.checks for guards in found for guard in guards),
-        tuple(guard for guards in found for guard in guards),
+        tuple(_rename(guard, name) for guard in of_names[0]),
+        len(of_names),
+        sum(guard.checks for guards in of_names for guard in guards),
+        tuple(guard for guards in of_names for guard in guards),
     )
 
 
@@ -299,7 +301,7 @@ def join_names(names: Sequence[str]) -> str:
         for column in zip(*(map(int, _INDEX.findall(name)) for name in names), strict=True)
     ]
     texts = iter([f"[{_range(column)}]" for column in columns])
-    return _INDEX.sub(lambda found: next(texts), names[0])
+    return _INDEX.sub(lambda match: next(texts), names[0])
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from desugar.ir.record_base import Record
+from desugar.recording.record_base import Record
 
 # --------------------------------------------------------------------------------------- arguments and results
 
@@ -54,7 +54,7 @@ class Symbol(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Place(Record):
+class SourceLine(Record):
     """A line of a file, and its text."""
 
     file: str
@@ -93,7 +93,7 @@ class OuterOp(Record):
     kind: str
     how: str
     operands: str
-    place: Place | None
+    place: SourceLine | None
     parent: int | None
     forward: tuple[str, ...] = ()
     backward: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class Materialized(Record):
 
     cls: str
     op: str
-    place: Place | None
+    place: SourceLine | None
     count: int = 1
     traced: bool = False
 
@@ -159,7 +159,7 @@ class Guard(Record):
     """
 
     text: str
-    place: Place | None = None
+    place: SourceLine | None = None
     name: str = ""
     checks: int = 1
 
@@ -183,8 +183,8 @@ class FailedGuard(Record):
     @classmethod
     def of(cls, text: str) -> FailedGuard:
         """Parses a message such as `x.size(0): expected 2, got 5`."""
-        name, found, values = f": {text}".rpartition(": expected ")
-        if not found:
+        name, separator, values = f": {text}".rpartition(": expected ")
+        if not separator:
             return cls(text)
         expected, _, got = values.rpartition(", got ") if ", got " in values else (values, "", "")
         return cls(text, name.removeprefix(": "), expected, got)

@@ -12,10 +12,10 @@ from desugar.explain.records import (
     Leaf,
     Materialized,
     OuterOp,
-    Place,
     Program,
     Report,
     Saved,
+    SourceLine,
 )
 
 _MOST = 20  # the most fallbacks that a terminal shows
@@ -33,8 +33,8 @@ class Section:
 
 def render_text(program: Program, *, folded: bool = True) -> str:
     """Returns all sections about one program as text; `folded=False` shows each repeated layer."""
-    found = sections(program, folded=folded)
-    return "\n\n".join(f"== {section.title} ==\n{section.body}" for section in found) + "\n"
+    all_sections = sections(program, folded=folded)
+    return "\n\n".join(f"== {section.title} ==\n{section.body}" for section in all_sections) + "\n"
 
 
 # --------------------------------------------------------------------------------------------- one program
@@ -78,8 +78,8 @@ def _overview(program: Program) -> Iterator[str]:
     elif program.no_cost:
         yield f"the cost of a call is not measured: {program.no_cost}"
     yield from _other_ways(program)
-    for found in program.materialized:
-        yield f"materialized: {materialized_text(found)}"
+    for materialized in program.materialized:
+        yield f"materialized: {materialized_text(materialized)}"
 
 
 def _other_ways(program: Program) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _lines(program: Program, folds: Folds) -> Iterator[str]:
     def show(n: int) -> Iterator[str]:
         op, last = ops[n], next((before.place for before in ops[n - 1 :: -1] if before.parent is None), None)
         if op.parent is None and (n == 0 or op.place != last or n in starts):
-            yield place_text(op.place)
+            yield source_line_text(op.place)
         yield from _op(op, "    " if op.parent is None else "        ")
 
     return fold_lines(show, len(ops), folds.ops)
@@ -162,8 +162,8 @@ def _saved(program: Program, folds: Folds) -> Iterator[str]:
 
 
 def _saved_text(saved: Saved) -> str:
-    kept = f", {bytes_text(saved.nbytes)}" if saved.nbytes != 0 else ""
-    return f"{saved.name}: {saved.dtype}[{', '.join(saved.size)}], {saved.source}{kept}"
+    nbytes = f", {bytes_text(saved.nbytes)}" if saved.nbytes != 0 else ""
+    return f"{saved.name}: {saved.dtype}[{', '.join(saved.size)}], {saved.source}{nbytes}"
 
 
 def _guards(program: Program, folded: bool) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _guards(program: Program, folded: bool) -> Iterator[str]:
 
 
 def _guard_text(text: str, guard: Guard) -> str:
-    return text + (f"  because of {place_text(guard.place)}" if guard.place else "")
+    return text + (f"  because of {source_line_text(guard.place)}" if guard.place else "")
 
 
 # ------------------------------------------------------------------------------------------------ a report
@@ -201,8 +201,8 @@ def render_report_text(report: Report) -> str:
     lines += [f"not compiled: {text}" for text in report.not_compiled]
     lines += [f"graph break: {text}" for text in report.breaks]
     lines += [f"slow: {text}" for text in report.slow]
-    often = sorted(report.materialized, key=lambda found: -found.count)
-    lines += [f"materialized: {materialized_text(found)}" for found in often[:_MOST]]
+    often = sorted(report.materialized, key=lambda materialized: -materialized.count)
+    lines += [f"materialized: {materialized_text(materialized)}" for materialized in often[:_MOST]]
     if len(often) > _MOST:
         lines.append(f"materialized: {len(often) - _MOST} more; the page has them all")
     return "\n".join(lines) + "\n"
@@ -211,18 +211,18 @@ def render_report_text(report: Report) -> str:
 # ---------------------------------------------------------------------------------------------- small words
 
 
-def materialized_text(found: Materialized) -> str:
+def materialized_text(materialized: Materialized) -> str:
     """Formats one materializing fallback."""
-    times = f", {found.count} times" if found.count > 1 else ""
-    when = "" if found.traced else " in eager mode"
-    return f"{found.op} on {found.cls}{times}{when}, {place_text(found.place)}"
+    times = f", {materialized.count} times" if materialized.count > 1 else ""
+    when = "" if materialized.traced else " in eager mode"
+    return f"{materialized.op} on {materialized.cls}{times}{when}, {source_line_text(materialized.place)}"
 
 
-def place_text(place: Place | None) -> str:
+def source_line_text(line: SourceLine | None) -> str:
     """Formats a line of the user's code, with its file and number."""
-    if place is None:
+    if line is None:
         return "where no line of yours is on the stack"
-    return f"{_short(place.file)}:{place.line}: {place.text}"
+    return f"{_short(line.file)}:{line.line}: {line.text}"
 
 
 def _short(file: str) -> str:

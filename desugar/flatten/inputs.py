@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError
 from desugar.ir.stages import InputSpec, Origin
 from desugar.ir.values import (
@@ -47,7 +47,9 @@ from subclasses.errors import one_of
 
 
 def _make_fake_mode() -> Any:
-    return private.FakeTensorMode(shape_env=private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
+    return torch_private.FakeTensorMode(
+        shape_env=torch_private.ShapeEnv(duck_shape=False, specialize_zero_one=True)
+    )
 
 
 @dataclass(slots=True)
@@ -148,12 +150,12 @@ class Inputs:
         for number in sorted(range(len(leaves)), key=lambda n: not is_wrapper(leaves[n])):
             if isinstance(leaves[number], nn.Parameter):
                 self.parameters.add(number)
-            if private.get_static_address_type(leaves[number]) is not None:
+            if torch_private.get_static_address_type(leaves[number]) is not None:
                 self.static.add(number)
             self._note_inference(leaves[number], Origin(number))
             origin = self._find_in_other_argument(number, names)
             known = {} if origin is None or is_wrapper(leaves[number]) else self.origins
-            slot = next((slot for slot, place in known.items() if place == origin), None)
+            slot = next((slot for slot, known_origin in known.items() if known_origin == origin), None)
             if slot is None:
                 values[number] = self._add_fake(leaves[number], fake_leaves[number], number, ())
             else:
@@ -292,9 +294,9 @@ class Inputs:
 def is_traced(tensor: Tensor) -> bool:
     """Returns whether a tensor belongs to a trace: it or an inner tensor is fake, functional or a functorch wrapper."""
     return (
-        isinstance(tensor, (private.FunctionalTensor, private.FakeTensor))
-        or private.is_functional_tensor(tensor)
-        or private.is_functorch_wrapped_tensor(tensor)
+        isinstance(tensor, (torch_private.FunctionalTensor, torch_private.FakeTensor))
+        or torch_private.is_functional_tensor(tensor)
+        or torch_private.is_functorch_wrapped_tensor(tensor)
         or (is_wrapper(tensor) and any(is_traced(getattr(tensor, name)) for name in inner_names(tensor)))
     )
 
@@ -372,7 +374,7 @@ def check_class(real: Tensor) -> None:
     Such a tensor belongs to a functorch transform that has ended. Or its class has no `__tensor_flatten__` but a
     `__torch_function__`, which a program would not call.
     """
-    if private.is_dead_tensor_wrapper(real):
+    if torch_private.is_dead_tensor_wrapper(real):
         raise DesugarError(
             "an argument is a tensor of a functorch transform that has ended",
             instead="pass its detach(), or return tensors from the transformed function",

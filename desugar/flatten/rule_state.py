@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.user_code import is_users_file
 from subclasses import TensorSubclass
 from subclasses.layout import Layout
@@ -137,9 +137,9 @@ def guard_state(reads: Iterable[StateRead]) -> None:
 
     Values that the trace changed are left out.
     """
-    kept = [read for read in reads if read.is_as_traced()]
-    if kept:
-        private.guard_property(RuleState(kept), "is_unchanged", PREFIX)
+    unchanged = [read for read in reads if read.is_as_traced()]
+    if unchanged:
+        torch_private.guard_property(RuleState(unchanged), "is_unchanged", PREFIX)
 
 
 # --------------------------------------------------------------------------------------------------- finding
@@ -151,7 +151,7 @@ def state_read_by_rules(graph: fx.GraphModule, leaves: Iterable[Any]) -> tuple[S
     examples = [node.meta.get("example_value") for node in graph.graph.nodes]
     for value in (*leaves, *examples):
         search.add_value(value)
-    return tuple(search.found.values())
+    return tuple(search.reads.values())
 
 
 class _Search:
@@ -159,13 +159,13 @@ class _Search:
 
     Attributes:
         methods: Names of methods that the graph calls.
-        found: The reads, by their holder and name.
+        reads: The reads, by their holder and name.
         seen: The functions and classes that were searched, by id.
     """
 
     def __init__(self, methods: set[str]) -> None:
         self.methods = methods
-        self.found: dict[tuple[int, str], StateRead] = {}
+        self.reads: dict[tuple[int, str], StateRead] = {}
         self.seen: dict[int, Any] = {}
 
     def add_value(self, value: Any) -> None:
@@ -233,10 +233,10 @@ class _Search:
             self._add_member(cls, name, names)  # type: ignore[arg-type]
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         scope = function.__globals__
-        held = [
+        holders = [
             (cells[n], n) if n in cells else (scope, n) for n in sorted(names & (cells.keys() | scope.keys()))
         ]
-        for holder, name in held:
+        for holder, name in holders:
             self._add_value(holder, name, StateRead(holder, name, None).now(), names)
         return None
 
@@ -260,10 +260,13 @@ class _Search:
         elif value is _MISSING or isinstance(value, Tensor) or _is_librarys(value) or depth > _MAX_ATTRIBUTES:
             is_known = False
         else:
-            found = [(one, _static(value, one)) for one in sorted(names)]
-            is_known = sum(self._add_value(value, one, held, names, depth + 1) for one, held in found) > 0
+            attributes = [(one, _static(value, one)) for one in sorted(names)]
+            is_known = (
+                sum(self._add_value(value, one, attribute, names, depth + 1) for one, attribute in attributes)
+                > 0
+            )
         if is_known:
-            self.found.setdefault((id(holder), name), StateRead.of(holder, name, value))
+            self.reads.setdefault((id(holder), name), StateRead.of(holder, name, value))
         return is_known
 
 
@@ -289,8 +292,8 @@ def is_authors(filename: str) -> bool:
 
 def _static(owner: Any, name: str) -> Any:
     """Returns an attribute without calling a getter, but for the getter of a slot."""
-    found = inspect.getattr_static(owner, name, _MISSING)
-    return getattr(owner, name, _MISSING) if isinstance(found, types.MemberDescriptorType) else found
+    attribute = inspect.getattr_static(owner, name, _MISSING)
+    return getattr(owner, name, _MISSING) if isinstance(attribute, types.MemberDescriptorType) else attribute
 
 
 def _names_in(code: types.CodeType, opnames: Collection[str] = ()) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from subclasses._torch import storage_key
 
 
@@ -67,7 +67,7 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     (old,) = graph.graph.find_nodes(op="output")
     (new,) = copied.find_nodes(op="output")
     new.meta = dict(old.meta)
-    return private.make_graph_module(graph, copied)
+    return torch_private.make_graph_module(graph, copied)
 
 
 def is_view(node: fx.Node) -> bool:
@@ -158,7 +158,7 @@ def replace_floats(graph: fx.GraphModule, mode: Any) -> None:
     """
     items = graph.graph.find_nodes(op="call_function", target=torch.ops.aten._local_scalar_dense.default)
     if any(isinstance(node.meta.get("val"), torch.SymFloat) for node in items):
-        private.tensorify_python_scalars(graph, mode.shape_env, mode)
+        torch_private.tensorify_python_scalars(graph, mode.shape_env, mode)
         graph.recompile()
 
 
@@ -168,7 +168,7 @@ def multiply_in_pairs(graph: fx.GraphModule) -> None:
     A trace records a new int, such as a stride `s0 ** 2 * s1`, as one node for each sympy expression.
     """
     for node in list(graph.graph.nodes):
-        if node.target is private.power:
+        if node.target is torch_private.power:
             factors = [node.args[0]] * node.args[1]
         elif node.target is operator.mul and len(node.args) > 2:
             factors = list(node.args)
@@ -283,7 +283,9 @@ def input_storage_offsets(graph: fx.GraphModule) -> list[Any]:
     starts = _input_storages(graph)
     nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_storage_offset.default)
     for target, position in _OPS.items():
-        found = graph.graph.find_nodes(op="call_function", target=target)
-        nodes += [node for node in found if len(node.args) > position and node.args[position] is not None]
+        candidates = graph.graph.find_nodes(op="call_function", target=target)
+        nodes += [
+            node for node in candidates if len(node.args) > position and node.args[position] is not None
+        ]
     storages = [storage_key(node.args[0].meta["val"]) for node in nodes]
     return [starts[storage] for storage in storages if storage in starts]

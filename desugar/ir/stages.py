@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -112,7 +112,7 @@ class Outputs:
         writes: (input leaf, index in `values`) of each mutated input whose write autograd recorded. The wrapper copies
             the value into the input after the call.
         stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
-        held: (output slot, input slot) of each computed inner tensor in the memory of an input in `stores`.
+        stored_views: (output slot, input slot) of each computed inner tensor in the memory of an input in `stores`.
         versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
         assigns: (input leaf, name, index in `values`) of each inner tensor that the function replaced.
         tokens: Output slots of the last effect tokens.
@@ -127,7 +127,7 @@ class Outputs:
     versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
     assigns: tuple[tuple[int, str, int], ...] = ()
     tokens: tuple[int, ...] = ()
-    held: tuple[tuple[int, int], ...] = ()
+    stored_views: tuple[tuple[int, int], ...] = ()
 
     @property
     def positions(self) -> dict[int, int]:
@@ -284,13 +284,19 @@ class Partitioned:
 # ---------------------------------------------------------------------------------------------- the program
 
 
-# Returns the joint graph, the forward and the backward; the latter is None in inference. A stored program loads its
-# graphs from the store on first use.
-Graphs = Callable[[], tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None]]
+class PlainGraphs(NamedTuple):
+    """The plain graphs of a program; `backward` is None in inference."""
+
+    joint: fx.GraphModule
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+
+
+Graphs = Callable[[], PlainGraphs]  # a stored program loads its graphs from the store on first use
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class PartitionSpec:
     """Describes the forward and backward graphs.
 
     Attributes:
@@ -312,9 +318,9 @@ class Split:
     random_op: str | None
 
     @staticmethod
-    def of(partitioned: Partitioned) -> Split:
+    def of(partitioned: Partitioned) -> PartitionSpec:
         """Describes split graphs after all passes."""
-        return Split(
+        return PartitionSpec(
             partitioned.num_forward,
             partitioned.backward_inputs,
             partitioned.depends,
@@ -363,7 +369,7 @@ class ProgramSpec:
 
     inputs: InputSpec
     interface: Interface
-    split: Split | None
+    split: PartitionSpec | None
     autocast: AutocastState
 
     @property
@@ -378,7 +384,7 @@ class ProgramSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledGraphs:
     """The result of all stages before the wrapper.
 
     Attributes:

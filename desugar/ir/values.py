@@ -191,8 +191,8 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
             bool(leaf)
         )  # bool() adds a guard, so a call with the other value gets another program
     if isinstance(leaf, SymInt | SymFloat | SymBool):
-        place = flat.number(leaf)
-        return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
+        number = flat.number(leaf)
+        return Constant(None, number.index) if isinstance(number, Slot) else Constant(number)
     if not isinstance(leaf, Tensor):
         return Constant(leaf)
     if not is_wrapper(leaf):

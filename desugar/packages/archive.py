@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import PackageError
 from desugar.packages.manifest.records import FORMAT, TensorFacts
 
@@ -60,7 +60,7 @@ def write_archive(
         entries |= {f"{_LIBRARIES}{name}/{file.name}": file.read_bytes() for file in files}
     beside = path.parent / f".{path.stem}.{secrets.token_hex(6)}.pt2"
     try:
-        writer = private.ArchiveWriter(str(beside))
+        writer = torch_private.ArchiveWriter(str(beside))
         for name, content in entries.items():
             writer.write_record(name, content, len(content))
         for number, tensor in enumerate(weights):
@@ -95,9 +95,9 @@ class Archive:
             raise FileNotFoundError(
                 f"there is no file {self.path}: expected a package that desugar.save wrote"
             )
-        if sha256 is not None and (found := file_digest(self.path)) != sha256.lower():
+        if sha256 is not None and (digest := file_digest(self.path)) != sha256.lower():
             raise PackageError(
-                f"{self.path}: expected a file with the sha256 {sha256}, got {found}; nothing was loaded"
+                f"{self.path}: expected a file with the sha256 {sha256}, got {digest}; nothing was loaded"
             )
         self._identity = _identity_of(self.path)
         try:
@@ -164,8 +164,8 @@ class Archive:
 
 
 def _identity_of(path: Path) -> tuple[int, ...]:
-    found = path.stat()
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def length_of(size: Iterable[int], stride: Iterable[int]) -> int:

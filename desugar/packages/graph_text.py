@@ -139,7 +139,7 @@ def _find_op(name: str) -> Callable[..., Any]:
         raise PackageError(
             f"a plain graph of this package has the op {name!r}, which is none that it may call"
         )
-    found = getattr(getattr(getattr(torch.ops, space), packet), overload)
-    if not isinstance(found, OpOverload):
+    op = getattr(getattr(getattr(torch.ops, space), packet), overload)
+    if not isinstance(op, OpOverload):
         raise PackageError(f"a plain graph of this package has {name!r}, which is not an op")
-    return found
+    return op

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.base import CompiledGraph
+from desugar.backends.calling import Calling, Computed, Known, Passed
 from desugar.errors import PackageError, SignatureError
-from desugar.ir.calling import Calling, Computed, Known, Passed
 from desugar.ir.values import View
 from desugar.packages.archive import GRAPHS, Archive
 from desugar.packages.loading.assemble import LoadGraph, assemble
@@ -92,7 +92,7 @@ def _native_graphs(archive: Archive) -> Graphs:
             return library_call(record.calling, lambda items: [])
         archive.check_library(record.name)
         try:
-            loader = private.PackageLoader(str(archive.path), record.name, False, 1, -1)
+            loader = torch_private.PackageLoader(str(archive.path), record.name, False, 1, -1)
         except RuntimeError as error:
             raise PackageError(f"{archive.path}: {record.name} cannot be loaded: {error}") from error
         return library_call(record.calling, loader.boxed_run)
@@ -208,7 +208,7 @@ class Package:
 
     def _choose(self, *given: Any) -> Any:
         """Runs the first program that fits a call which failed the entry's checks, or raises `SignatureError`."""
-        if private.is_any_autocast_enabled():
+        if torch_private.is_any_autocast_enabled():
             raise SignatureError("autocast", "a call outside of torch.autocast", "one inside of it")
         errors = []
         for callee in self._callees:

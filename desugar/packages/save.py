@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.api import uncompiled
 from desugar.backends.ahead_of_time import Library, library_backend
 from desugar.errors import PackageError
@@ -64,14 +64,14 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
         torch._dynamo.exc.Unsupported: Dynamo cannot capture a call as one graph.
         TypeError, ValueError: No call is given, or the path does not end in `.pt2`.
     """
-    place = _check(Path(path), calls)
+    file = _check(Path(path), calls)
     fn = uncompiled(fn)
     with tempfile.TemporaryDirectory(prefix="desugar-package-") as folder:
         backend = library_backend(Path(folder) if native else None, options)
         known, graphs, programs = Weights(fn), _Graphs(), []
         for given in calls:
             # A size may be 1 in other calls. Equal sizes share a symbol only if the function requires it.
-            with torch.set_grad_enabled(training), private.oblivious_sizes():
+            with torch.set_grad_enabled(training), torch_private.oblivious_sizes():
                 captured = capture_call(fn, given, backend, dynamic)
                 _compile_backwards(captured)
                 records = graphs.add_all(captured)
@@ -85,8 +85,8 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
             tuple(_describe_weights(known, data if weights else None)),
             tuple(programs),
         )
-        write_archive(place, _to_json(manifest), graphs.texts, graphs.files, data)
-    return file_digest(place)
+        write_archive(file, _to_json(manifest), graphs.texts, graphs.files, data)
+    return file_digest(file)
 
 
 def _check(path: Path, calls: tuple[Call, ...]) -> Path:
@@ -99,7 +99,7 @@ def _check(path: Path, calls: tuple[Call, ...]) -> Path:
     for given in calls:
         if not isinstance(given, Call):
             raise TypeError(f"expected desugar.call(...), got {given!r:.80} of type {type(given).__name__}")
-    if private.is_any_autocast_enabled():
+    if torch_private.is_any_autocast_enabled():
         raise PackageError("save outside of torch.autocast; the function may enter its own")
     return path
 
@@ -114,7 +114,7 @@ def _compile_backwards(captured: Captured) -> None:
     for present in dict.fromkeys([(True,) * count, *alone]):
         if all(present) or variants.is_compiled_for(present):
             variants.table[present]
-            if present not in captured.place.backwards:
+            if present not in captured.cache.backwards:
                 raise PackageError("the backward assumes sizes that the forward does not: pass dynamic=False")
 
 
@@ -132,10 +132,10 @@ class _Graphs:
 
     def add_all(self, captured: Captured) -> dict[int, GraphRecord]:
         """Adds the graphs of a program; returns id of a library -> the record of its graph."""
-        place, number = captured.place, sum(name.startswith("forward") for name in self.texts)
-        assert place.stored is not None
-        records = {id(place.stored.forward): self._add(place.stored.forward, f"forward{number}")}
-        for present, compiled in place.backwards.items():
+        cache, number = captured.cache, sum(name.startswith("forward") for name in self.texts)
+        assert cache.stored is not None
+        records = {id(cache.stored.forward): self._add(cache.stored.forward, f"forward{number}")}
+        for present, compiled in cache.backwards.items():
             records[id(compiled)] = self._add(compiled, f"backward{number}_{presence_bits(present)}")
         return records
 
@@ -171,7 +171,7 @@ def _describe_weights(weights: Weights, data: list[Tensor] | None) -> Iterator[W
         PackageError: Two weights share memory; a file would hold two copies.
     """
     owners: dict[int, str] = {}
-    for tensor, name, aliases in weights.found:
+    for tensor, name, aliases in weights.entries:
         flat, first = Flat(), len(data or ())
         value = unwrap_value(tensor, flat)
         facts = tuple(map(Symbols().fact, flat.items))

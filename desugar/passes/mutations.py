@@ -23,19 +23,20 @@ from desugar.ir.stages import BackwardInput, FromForward, FromInput, Partitioned
 def store_results(
     graph: fx.GraphModule,
     stores: Mapping[int, int],
-    kept: Collection[int] = (),
-    held: Mapping[int, int] | None = None,
+    read_by_backward: Collection[int] = (),
+    stored_views: Mapping[int, int] | None = None,
 ) -> None:
     """Stores outputs of a graph in its inputs.
 
     Args:
         graph: A functional graph; changed in place.
         stores: Input slot -> position of the output that is stored there.
-        kept: Positions of stored outputs that the graph still returns; the other stored outputs become None.
-        held: Position of an output that is a view of a stored value -> input slot of that store.
+        read_by_backward: Positions of stored outputs that the graph still returns; the other stored outputs become
+            None.
+        stored_views: Position of an output that is a view of a stored value -> input slot of that store.
 
     Raises:
-        DesugarError: An output of `held` cannot be taken as a view of the input itself.
+        DesugarError: An output of `stored_views` cannot be taken as a view of the input itself.
     """
     if not stores:
         return
@@ -43,14 +44,14 @@ def store_results(
     (end,) = graph.graph.find_nodes(op="output")
     stored_nodes = {slot: outputs[position] for slot, position in stores.items()}
     with graph.graph.inserting_before(end):
-        for position, slot in (held or {}).items():
+        for position, slot in (stored_views or {}).items():
             outputs[position] = _view_again(graph, outputs[position], stored_nodes[slot], placeholders[slot])
         for slot, position in stores.items():
             node = graph.graph.call_function(
                 torch.ops.aten.copy_.default, (placeholders[slot], outputs[position])
             )
             node.meta["val"] = placeholders[slot].meta["val"]
-    stored = set(stores.values()).difference(kept)
+    stored = set(stores.values()).difference(read_by_backward)
     set_outputs(graph, [None if n in stored else node for n, node in enumerate(outputs)])
 
 

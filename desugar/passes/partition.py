@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.abstract_values import same_ints
 from desugar.ir.fx_utils import (
     Results,
@@ -27,19 +27,21 @@ from desugar.ir.fx_utils import (
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
 from desugar.ir.values import paths_of
 
-# ---------------------------------------------------------------------------------------------------- split
+# ---------------------------------------------------------------------------------------------------- partition
 
-Split = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+Partitioner = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
 
-def partition(traced: Traced, primals: list[Any], static_slots: list[int], split: Split) -> Partitioned:
+def partition(
+    traced: Traced, primals: list[Any], static_slots: list[int], partitioner: Partitioner
+) -> Partitioned:
     """Splits a joint graph.
 
     Args:
         traced: A traced function with a backward. Its graph may be changed in place.
         primals: The fake tensors and symbolic ints of the inputs, by input slot.
         static_slots: Input slots of tensors that outlive the call (parameters); saving them costs no memory.
-        split: A partitioner with the interface of PyTorch's `min_cut_rematerialization_partition`.
+        partitioner: A partitioner with the interface of PyTorch's `min_cut_rematerialization_partition`.
     """
     _read_sizes_early(traced)
     behind = tangent_dependencies(traced.graph, tangent_slots(traced.graph))
@@ -47,7 +49,7 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
     # If none of these tangents arrives, the gradient is `None` in eager mode, not zero.
     depends = tuple(behind[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
     before = Results.of(traced.graph, traced.num_forward)
-    forward, backward = split(
+    forward, backward = partitioner(
         traced.graph,
         [*primals, *traced.tangent_items],
         num_fwd_outputs=traced.num_forward,
@@ -186,4 +188,4 @@ def min_cut(
     graph: fx.GraphModule, joint_inputs: list[Any], **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Splits a joint graph with PyTorch's min-cut partitioner, for backends without a partitioner of their own."""
-    return private.min_cut_rematerialization_partition(graph, joint_inputs, **options)
+    return torch_private.min_cut_rematerialization_partition(graph, joint_inputs, **options)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.fx_utils import output_nodes
 from desugar.ir.stages import FromForward, FromInput, FromTangent, Partitioned, Traced
 from subclasses.errors import one_of
@@ -58,7 +58,7 @@ def _values(value: Any) -> Sequence[Any]:
 
 def _check_value(value: Any, node: fx.Node, stage: str) -> None:
     if isinstance(value, Tensor):
-        if type(value) is not private.FakeTensor:
+        if type(value) is not torch_private.FakeTensor:
             raise InvariantError(stage, f"node {node.name} holds {one_of(type(value))}, not a plain tensor")
     elif value is not None and not isinstance(value, (int, float, bool, SymInt, SymFloat, SymBool)):
         raise InvariantError(stage, f"node {node.name} holds {one_of(type(value))}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.user_code import Line
 
 BRANCH = "a branch depends on the value of a tensor"
@@ -38,8 +38,8 @@ class Watch:
     """The record of :func:`watch_frames`, which may be read at any time."""
 
     def __init__(self) -> None:
-        self._seen = {id(metric) for metric in private.dynamo_utils.get_compilation_metrics()}
-        self._broken = len(private.dynamo_utils.graph_break_reasons)
+        self._seen = {id(metric) for metric in torch_private.dynamo_utils.get_compilation_metrics()}
+        self._broken = len(torch_private.dynamo_utils.graph_break_reasons)
         self._found: Frames | None = None
 
     def end(self) -> None:
@@ -50,9 +50,9 @@ class Watch:
         """Returns the compilations and graph breaks so far."""
         if self._found is not None:
             return self._found
-        metrics = private.dynamo_utils.get_compilation_metrics()
+        metrics = torch_private.dynamo_utils.get_compilation_metrics()
         frames = [m for m in metrics if m.is_forward is not False and id(m) not in self._seen]
-        reasons = private.dynamo_utils.graph_break_reasons
+        reasons = torch_private.dynamo_utils.graph_break_reasons
         # A compilation that the limit ended has no name; its number is `frame/compilation`.
         names = {_frame(m): m.co_name for m in metrics if m.co_name}
         return Frames(
@@ -74,7 +74,7 @@ class Watch:
 @contextlib.contextmanager
 def watch_frames() -> Iterator[Watch]:
     """Makes Dynamo keep its metrics of each compilation inside the context; yields the record."""
-    private.dynamo_utils.set_compilation_metrics_limit(_KEPT)
+    torch_private.dynamo_utils.set_compilation_metrics_limit(_KEPT)
     watch = Watch()
     try:
         yield watch
@@ -84,7 +84,7 @@ def watch_frames() -> Iterator[Watch]:
 
 def count_compilations() -> int:
     """Returns the number of Dynamo's compilations in this process, up to the number that Dynamo keeps."""
-    return len(private.dynamo_utils.get_compilation_metrics())
+    return len(torch_private.dynamo_utils.get_compilation_metrics())
 
 
 def _frame(metric: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 
 # In a directory of torch that Dynamo skips, so that Dynamo does not trace a wrapper. The file need not exist.
 WRAPPER_FILE = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "desugar_wrapper.py")
@@ -24,7 +24,7 @@ def forget_texts(names: Iterable[str]) -> None:
     """Removes the source text of graphs from linecache and torch.fx."""
     for name in names:
         linecache.cache.pop(name, None)
-        private.graph_text_loader.eval_cache.pop(name, None)
+        torch_private.graph_text_loader.eval_cache.pop(name, None)
 
 
 def forget_with(owner: object, names: Iterable[str]) -> None:

@@ -77,7 +77,7 @@ class Recording:
     seconds: float = 0.0
 
 
-class Caller:
+class CompilationOwner:
     """The owner of a call that may compile.
 
     Attributes:
@@ -91,7 +91,7 @@ class Caller:
     def add(self, program: Any, why: str) -> None:
         """Receives a program that was compiled for the call in progress."""
 
-    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    def arguments_in_progress(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Returns the arguments of the call in progress; None if unknown."""
         return None
 
@@ -165,18 +165,18 @@ def resumed(made: Recording) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def called_by(caller: Caller) -> Iterator[None]:
-    """Makes `caller` the owner of the compilations in this thread inside the context."""
-    outer, _thread.caller = getattr(_thread, "caller", None), caller
+def compiling_for(owner: CompilationOwner) -> Iterator[None]:
+    """Makes `owner` the owner of the compilations in this thread inside the context."""
+    outer, _thread.owner = getattr(_thread, "owner", None), owner
     try:
         yield
     finally:
-        _thread.caller = outer
+        _thread.owner = outer
 
 
-def caller() -> Caller | None:
+def compilation_owner() -> CompilationOwner | None:
     """Returns the owner of the call that compiles in this thread; None for a call that `torch.compile` compiles."""
-    return getattr(_thread, "caller", None)
+    return getattr(_thread, "owner", None)
 
 
 def note_skipped_check(out: Emitter, text: str) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.fx_utils import autograd_nodes, tensor_leaves
 from desugar.ir.values import is_wrapper
 from desugar.recording.listeners import Op, Recording, current
@@ -81,13 +81,13 @@ class OpRecorder:
                 parent
             ].line  # in the backward, the stack shows the line that called the compiled function
         self._open.append(op.number)
-        last, start = _last_node(), private.sequence_number()
+        last, start = _last_node(), torch_private.sequence_number()
         try:
             yield
         finally:
             self._open.pop()
             if self._backward is None:
-                self._ranges.append((start, private.sequence_number(), op.number))
+                self._ranges.append((start, torch_private.sequence_number(), op.number))
             _mark_nodes_after(last, op.number, self._backward is not None)
 
     # ............................................................................................. backward
@@ -119,7 +119,7 @@ class OpRecorder:
         self._backward, self._last = op, _last_node()
 
 
-class OuterOpMode(private.TorchDispatchMode):
+class OuterOpMode(torch_private.TorchDispatchMode):
     """Records ops before a tensor subclass handles them."""
 
     supports_higher_order_operators = True
@@ -184,7 +184,7 @@ def _show(tensor: Tensor) -> str:
 
 
 def _is_functional(tensor: Tensor) -> bool:
-    return isinstance(tensor, private.FunctionalTensor)
+    return isinstance(tensor, torch_private.FunctionalTensor)
 
 
 def _classes(operands: Sequence[Tensor]) -> list[type]:
@@ -222,7 +222,7 @@ def _resolution_step(op: Any, operands: Sequence[Tensor]) -> str:
 
 
 def _graph() -> fx.Graph | None:
-    mode = private.get_proxy_mode()
+    mode = torch_private.get_proxy_mode()
     return None if mode is None else mode.tracer.graph
 
 

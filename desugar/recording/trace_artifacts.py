@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Iterator
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.values import describe
 from desugar.recording.listeners import Recording, publish_recording
 from desugar.recording.user_names import function_name
@@ -24,7 +24,7 @@ log = logging.getLogger("desugar")
 def record_compilation(made: Recording) -> Iterator[None]:
     """Records the compilation inside the context for listeners, `TORCH_TRACE` and the logger."""
     # torch always installs its handler; the handler has a folder only if TORCH_TRACE names one.
-    is_traced = any(getattr(handler, "root_dir", None) for handler in private.trace_log.handlers)
+    is_traced = any(getattr(handler, "root_dir", None) for handler in torch_private.trace_log.handlers)
     with publish_recording(made, also=emit if is_traced or log.isEnabledFor(logging.DEBUG) else None):
         yield
 
@@ -34,7 +34,7 @@ def emit(made: Recording) -> None:
     function = function_name(made.fn, made.graph)
     for name, text in collect_texts(made).items():
         kind = "json" if name in ("stages", "reason") else "string"
-        private.trace_structured(
+        torch_private.trace_structured(
             "artifact",
             metadata_fn=lambda name=name, kind=kind: {"name": f"desugar_{name}", "encoding": kind},
             payload_fn=lambda text=text: text,

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.user_code import stack_of_node
 from subclasses.layout import RAW
 
@@ -44,31 +44,31 @@ def readable(text: str, what: Any = None) -> str:
     text = _LOCAL.sub(r"\2", text)
     if isinstance(what, nn.Module):
         parameters = _parameters(what)
-        text = _CALL.sub(lambda found: _name_in_forward(found, parameters), text)
+        text = _CALL.sub(lambda match: _name_in_forward(match, parameters), text)
     text = _STACK.sub(r"value \1 from before the graph break", text)
     text = _MAIN.sub("", _BUILTIN.sub(r"\1", text))
-    text = _IMPORTED.sub(lambda found: found[1].replace("_dot_", "."), text)
+    text = _IMPORTED.sub(lambda match: match[1].replace("_dot_", "."), text)
     text = _GLOBAL.sub(r"\2", text)
     text = _OF_CLASS.sub(r"\1.\2", text)
-    text = _ENTRY.sub(lambda found: f".{found[1]}" if found[1] else f"[{found[2]}]", text)
+    text = _ENTRY.sub(lambda match: f".{match[1]}" if match[1] else f"[{match[2]}]", text)
     return _EXTENT.sub(r".\1(\2)", _CARRIER.sub(r".\1", text)).replace(f".{RAW}", ".")
 
 
-def _name_in_forward(found: re.Match[str], parameters: list[inspect.Parameter]) -> str:
+def _name_in_forward(match: re.Match[str], parameters: list[inspect.Parameter]) -> str:
     """Returns the name, in the module's forward, of a variable of the function that calls the module."""
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if found[1]:
+    if match[1]:
         # If the forward has a parameter named `module`, the generated function calls the module `module_<n>`.
         return (
-            "self" if (found[2] is not None) == ("module" in plain and are_simple(parameters)) else found[0]
+            "self" if (match[2] is not None) == ("module" in plain and are_simple(parameters)) else match[0]
         )
-    if found[4]:
-        return found[4]
-    number = int(found[3])
+    if match[4]:
+        return match[4]
+    number = int(match[3])
     if number < len(plain):
         return plain[number]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-    return found[0] if rest is None else f"{rest}[{number - len(plain)}]"
+    return match[0] if rest is None else f"{rest}[{number - len(plain)}]"
 
 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
@@ -89,7 +89,7 @@ def are_simple(parameters: Sequence[inspect.Parameter]) -> bool:
 def leaf_names(graph: fx.GraphModule, what: Any = None) -> tuple[str, ...]:
     """Returns the user's name for each argument of a Dynamo graph; the placeholder's name where Dynamo has none."""
     nodes = graph.graph.find_nodes(op="placeholder")
-    names = private.source_names(graph)
+    names = torch_private.source_names(graph)
     return tuple(readable(name, what) or node.name for node, name in zip(nodes, names, strict=True))
 
 
@@ -102,5 +102,4 @@ def function_name(fn: Any, graph: fx.GraphModule | None = None) -> str:
     if isinstance(fn, fx.GraphModule) or fn is None:
         stacks = (stack_of_node(node) for node in graph.graph.nodes) if graph is not None else iter(())
         return next((stack[0].function for stack in stacks if stack), "a graph")
-    name = getattr(fn, "__qualname__", None) or type(fn).__name__
-    return name.replace("<locals>.", "")
+    return (getattr(fn, "__qualname__", None) or type(fn).__name__).replace("<locals>.", "")

@@ -85,13 +85,13 @@ class _Reader:
                 for name, member in vars(base).items():
                     self._add_member(f"{base.__qualname__}.{name}", name, member)
 
-    def _add_member(self, place: str, name: str, member: Any) -> None:
+    def _add_member(self, read_by: str, name: str, member: Any) -> None:
         for part in _functions_of(member):
             if is_authors(part.__code__.co_filename) and not _is_generated(part):
                 self.add_function(part)
         is_generated = name.startswith("_") or name in ("implements", "torch")
         if not is_generated and isinstance(member, (*_CONSTANTS, tuple, list, dict, set, frozenset)):
-            self.add_value(place, member)
+            self.add_value(read_by, member)
 
     def add_function(self, function: Any) -> None:
         """Reads a function, and the functions that it calls."""
@@ -125,61 +125,61 @@ class _Reader:
             if isinstance(inside, types.FunctionType | types.MethodType | functools.partial):
                 self.add_function(inside)
 
-    def _content_of(self, cell: types.CellType, place: str) -> Any:
+    def _content_of(self, cell: types.CellType, read_by: str) -> Any:
         try:
             return cell.cell_contents
         except ValueError as error:  # the variable is empty
-            raise CannotStore(place) from error
+            raise CannotStore(read_by) from error
 
     def _add_code(self, function: types.FunctionType, code: types.CodeType) -> None:
         self.texts.append(repr((function.__qualname__, code.co_code, code.co_names, code.co_varnames)))
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
         steps = steps_of(code)
         for number, step in enumerate(steps):
-            place = f"{function.__qualname__} reads {step.name}"
+            read_by = f"{function.__qualname__} reads {step.name}"
             if step.opname == "IMPORT_NAME" and root_of(str(step.name)) not in _KNOWN:
                 raise CannotStore(f"{function.__qualname__} imports {step.name}")
             if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
                 attributes = [s.name for s in steps[number + 1 : number + 9]]
-                self._add_global(place, function.__globals__, step.name, attributes)
+                self._add_global(read_by, function.__globals__, step.name, attributes)
             elif step.opname == "LOAD_DEREF" and step.name in cells:
-                self.add_value(place, self._content_of(cells[step.name], place))
+                self.add_value(read_by, self._content_of(cells[step.name], read_by))
         for constant in code.co_consts:
             if isinstance(constant, types.CodeType):
                 self._add_code(function, constant)
             else:
                 self.texts.append(describe_value(constant))
 
-    def _add_global(self, place: str, scope: dict[str, Any], name: str, attributes: list[Any]) -> None:
+    def _add_global(self, read_by: str, scope: dict[str, Any], name: str, attributes: list[Any]) -> None:
         if name not in scope and hasattr(builtins, name):
             return
         value = scope.get(name)
         while isinstance(value, types.ModuleType) and root_of(value.__name__) not in _KNOWN:
             attribute = attributes.pop(0) if attributes else None
             if not isinstance(attribute, str) or not hasattr(value, attribute):
-                raise CannotStore(f"{place}, a module")
-            value, place = getattr(value, attribute), f"{place}.{attribute}"
+                raise CannotStore(f"{read_by}, a module")
+            value, read_by = getattr(value, attribute), f"{read_by}.{attribute}"
         if not isinstance(value, types.ModuleType):
-            self.add_value(place, value)
+            self.add_value(read_by, value)
 
-    def add_value(self, place: str, value: Any) -> None:
+    def add_value(self, read_by: str, value: Any) -> None:
         """Reads a value: a constant, a container, a function or a class.
 
         Raises:
             CannotStore: The value is an object whose state and code cannot be described.
         """
         if type(value) in _CONSTANTS:
-            self.texts.append(f"{place}: {describe_value(value)}")
+            self.texts.append(f"{read_by}: {describe_value(value)}")
         elif isinstance(value, type):
-            self.texts.append(f"{place}: {value.__module__}.{value.__qualname__}")
-            self._add_type(place, value)
+            self.texts.append(f"{read_by}: {value.__module__}.{value.__qualname__}")
+            self._add_type(read_by, value)
         elif isinstance(value, enum.Enum):
-            self.texts.append(f"{place}: {value!r}")
-            self._add_type(place, type(value))
+            self.texts.append(f"{read_by}: {value!r}")
+            self._add_type(read_by, type(value))
         elif type(value) in (tuple, list, frozenset, set, dict):
             items = value.items() if isinstance(value, dict) else value
             for item in sorted(items, key=repr) if isinstance(value, set | frozenset) else items:
-                self.add_value(place, item)
+                self.add_value(read_by, item)
         elif callable(value) and _is_function(value):
             self.add_function(value)
         elif root_of(type(value).__module__) == "typing" or type(value) is types.GenericAlias:
@@ -188,19 +188,19 @@ class _Reader:
             getattr(type(value), "__dataclass_params__", None) is not None
             and type(value).__dataclass_params__.frozen
         ):
-            self._add_type(place, type(value))
+            self._add_type(read_by, type(value))
             for name in type(value).__dataclass_fields__:
-                self.add_value(f"{place}.{name}", getattr(value, name))
+                self.add_value(f"{read_by}.{name}", getattr(value, name))
         else:
-            raise CannotStore(f"{place}, {one_of(type(value))}")
+            raise CannotStore(f"{read_by}, {one_of(type(value))}")
 
-    def _add_type(self, place: str, cls: type) -> None:
+    def _add_type(self, read_by: str, cls: type) -> None:
         if root_of(cls.__module__) in _KNOWN:
             return
         if not issubclass(cls, torch.Tensor | enum.Enum | BaseException) and not hasattr(
             cls, "__dataclass_params__"
         ):
-            raise CannotStore(f"{place}, the class {cls.__qualname__}")
+            raise CannotStore(f"{read_by}, the class {cls.__qualname__}")
         if issubclass(cls, enum.Enum):
             self.texts += [repr(member.value) for member in cls]
         self.add_class(cls)
@@ -230,8 +230,10 @@ def _is_function(value: Any) -> bool:
 def _functions_of(member: Any) -> Iterator[types.FunctionType]:
     """Yields the functions of a member of a class."""
     is_property = isinstance(member, property)
-    parts = [member.fget, member.fset, member.fdel] if is_property else [getattr(member, "__func__", member)]
-    for part in parts:
+    functions = (
+        [member.fget, member.fset, member.fdel] if is_property else [getattr(member, "__func__", member)]
+    )
+    for part in functions:
         part = inspect.unwrap(part) if callable(part) else part
         if isinstance(part, types.FunctionType):
             yield part

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 
 log = logging.getLogger("desugar")
 
@@ -32,21 +32,21 @@ def is_switched_on() -> bool:
     """Whether the environment and PyTorch's configuration allow programs to be stored."""
     return (
         os.environ.get(SWITCH, "1") not in ("", "0")
-        and private.can_store()
-        and not private.compiler_config.force_disable_caches
-        and private.functorch_config.enable_autograd_cache
-        and private.inductor_config.fx_graph_cache
+        and torch_private.can_store()
+        and not torch_private.compiler_config.force_disable_caches
+        and torch_private.functorch_config.enable_autograd_cache
+        and torch_private.inductor_config.fx_graph_cache
     )
 
 
 def folder() -> Path:
     """Returns the folder of the store."""
-    return Path(private.cache_dir()) / "desugar"
+    return Path(torch_private.cache_dir()) / "desugar"
 
 
 def write(key: str, name: str, content: bytes) -> None:
     """Writes a file of a key, and records it for `torch.compiler.save_cache_artifacts`; logs an `OSError`."""
-    private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
+    torch_private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
     try:
         _write(folder() / key[:2] / key / name, content)
         _trim()
@@ -71,15 +71,15 @@ def read(key: str, name: str) -> bytes | None:
     """Returns the content of a file of a key; None if there is none or it is damaged."""
     path = folder() / key[:2] / key / name
     try:
-        found, _, content = path.read_bytes().partition(b"\n")
+        stored_digest, _, content = path.read_bytes().partition(b"\n")
     except OSError:
         return None
-    if found != digest(content).encode():
+    if stored_digest != digest(content).encode():
         log.warning("ignored a damaged file of the store of programs: %s", path)
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # marks the file as used
-    private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
+    torch_private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
     return content
 
 
@@ -99,9 +99,9 @@ def digest(content: bytes) -> str:
 def _trim() -> None:
     """Deletes the files that were not used for the longest time, until the rest is below the limit."""
     limit = _limit()
-    found = sorted(_files(), key=lambda file: file[0])
-    total = sum(size for _, size, _ in found)
-    for _, size, path in found:
+    by_age = sorted(_files(), key=lambda file: file[0])
+    total = sum(size for _, size, _ in by_age)
+    for _, size, path in by_age:
         if total <= limit:
             return
         total -= size
@@ -133,7 +133,7 @@ def _files() -> Iterator[tuple[float, int, Path]]:
 def _register_artifact(factory: Any) -> None:
     """Registers the files with `save_cache_artifacts` and `load_cache_artifacts`, which look up their kind."""
 
-    class ProgramArtifact(private.CacheArtifact):
+    class ProgramArtifact(torch_private.CacheArtifact):
         def populate_cache(self) -> None:
             key, _, name = self.key.partition("/")
             _write(folder() / key[:2] / key / name, self.content)
@@ -145,4 +145,4 @@ def _register_artifact(factory: Any) -> None:
     factory.register(ProgramArtifact)
 
 
-private.after_import_of("CacheArtifactFactory", _register_artifact, optional=True)
+torch_private.after_import_of("CacheArtifactFactory", _register_artifact, optional=True)

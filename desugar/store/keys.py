@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, fx
 
 import subclasses
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.rule_state import StateRead
 from desugar.ir.stages import autocast_state
@@ -91,12 +91,12 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
             _ranges(inputs),
             _settings(backend),
         )
-        with private.sanitize_gm_for_cache(graph):
-            return str(private.AOTAutogradCachePickler(graph).get_hash(details))
+        with torch_private.sanitize_gm_for_cache(graph):
+            return str(torch_private.AOTAutogradCachePickler(graph).get_hash(details))
     except (
-        private.BypassAOTAutogradCache,
-        private.BypassFxGraphCache,
-        private.ObjNotFoundError,
+        torch_private.BypassAOTAutogradCache,
+        torch_private.BypassFxGraphCache,
+        torch_private.ObjNotFoundError,
         *DAMAGED,
     ) as error:
         raise CannotStore(str(error)) from error
@@ -107,10 +107,10 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
 
 def _check_cacheable(graph: fx.GraphModule) -> None:
     """Raises `CannotStore` for a graph that PyTorch would not cache; the key has the functions of declared classes."""
-    if private.inductor_config.freezing or private.inductor_config.triton.cudagraphs:
+    if torch_private.inductor_config.freezing or torch_private.inductor_config.triton.cudagraphs:
         raise CannotStore("freezing or CUDA graphs are switched on")
-    passes = [getattr(private.inductor_config, name, None) for name in _PASSES]
-    if any([*passes, *private.custom_backend_passes.values()]):
+    passes = [getattr(torch_private.inductor_config, name, None) for name in _PASSES]
+    if any([*passes, *torch_private.custom_backend_passes.values()]):
         raise CannotStore("a custom pass is set")
     for module in graph_modules(graph):
         if "_checkpoint_context_fn" in module.meta:
@@ -146,7 +146,7 @@ def _name_of_op(op: Any) -> str:
 
 def _check_node(node: fx.Node) -> None:
     try:
-        private.check_node_safe(node)
+        torch_private.check_node_safe(node)
     except AttributeError as error:  # of a function without a name
         raise CannotStore(f"PyTorch cannot tell what {node.target} is: {error}") from error
 
@@ -158,19 +158,19 @@ def _is_ours(target: Any) -> bool:
 
 def _made_in(graph: fx.GraphModule) -> set[type]:
     """Returns the classes of the wrappers that a graph makes, and of the wrappers inside them."""
-    found: set[type] = set()
+    classes: set[type] = set()
     for node in (node for module in graph_modules(graph) for node in module.graph.nodes):
         if isinstance(node.target, type) and issubclass(node.target, Tensor):
-            found.add(node.target)
+            classes.add(node.target)
         pending = [node.meta.get("example_value")]
         while pending:
             value = pending.pop()
             if isinstance(value, tuple | list):
                 pending += value
             elif is_wrapper(value):
-                found.add(type(value))
+                classes.add(type(value))
                 pending += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
-    return found
+    return classes
 
 
 def _wrappers_in(value: Value) -> Iterator[Wrapper]:
@@ -217,10 +217,10 @@ def _check_classes(classes: Iterable[type], wrappers: Iterable[Wrapper]) -> None
         if isinstance(wrapper.context, DTensorContext | OpaqueContext):
             raise CannotStore(f"a {wrapper.cls.__name__} belongs to a process group")
     for cls in classes:
-        found: Any = sys.modules.get(cls.__module__)
+        resolved: Any = sys.modules.get(cls.__module__)
         for part in cls.__qualname__.split("."):
-            found = getattr(found, part, None)
-        if found is not cls:
+            resolved = getattr(resolved, part, None)
+        if resolved is not cls:
             raise CannotStore(f"{full_name(cls)} is not found by its name")
 
 
@@ -232,7 +232,7 @@ def _release() -> tuple[str, ...]:
     """Returns the releases of torch, Python and this project, the platform, and the processor."""
     torch_release = f"{torch.__version__} {torch.version.git_version}"
     if (Path(torch.__file__).parents[1] / ".git").exists():  # a checkout that somebody works on
-        torch_release += private.torch_key().hex()
+        torch_release += torch_private.torch_key().hex()
     own = [Path(module.__file__).parent for module in (subclasses, sys.modules["desugar"])]  # type: ignore[arg-type]
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(path for package in own for path in package.rglob("*.py")):
@@ -257,9 +257,9 @@ def _settings(backend: Any) -> tuple[Any, ...]:
     return (
         backend.name,
         rechecks_enabled(),
-        private.inductor_config.save_config_portable(ignore_private_configs=False),
-        private.functorch_config.save_config(),
-        private.symbols_config.save_config(),
+        torch_private.inductor_config.save_config_portable(ignore_private_configs=False),
+        torch_private.functorch_config.save_config(),
+        torch_private.symbols_config.save_config(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         repr(autocast_state()),

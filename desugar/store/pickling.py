@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 
 # Errors of unpickling a damaged file, or a file that names code which has changed.
 DAMAGED = (
@@ -39,7 +39,7 @@ def dump(value: Any) -> bytes:
     Raises:
         CannotStore: A part cannot be pickled, or would not be the same in another process.
     """
-    options = private.GraphPicklerOptions(
+    options = torch_private.GraphPicklerOptions(
         ops_filter=None, node_metadata_key_filter=_KEPT_METADATA.__contains__
     )
     try:
@@ -52,16 +52,16 @@ def dump(value: Any) -> bytes:
 
 def load(data: bytes, mode: Any) -> Any:
     """Loads the result of `dump`; fake tensors belong to a fake mode, symbolic numbers use the mode's symbols."""
-    return private.GraphPickler.loads(data, mode)
+    return torch_private.GraphPickler.loads(data, mode)
 
 
 @functools.cache
 def _pickler() -> type:
     """Returns the pickler's class; its base imports torch.fx and Inductor."""
 
-    class Pickler(private.GraphPickler):
+    class Pickler(torch_private.GraphPickler):
         def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, private.FakeTensor):
+            if isinstance(obj, torch_private.FakeTensor):
                 return _make_fake, (_describe_fake(obj), self._unpickle_state)
             if isinstance(obj, SymInt | SymFloat | SymBool):
                 return _make_number, (_describe_number(obj), self._unpickle_state)
@@ -86,7 +86,7 @@ def _make_fake(described: tuple[Any, ...], state: Any) -> Any:
     with torch.no_grad():
         meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         meta = meta if type(offset) is int and offset == 0 else meta.as_strided(size, stride, offset)
-        return private.FakeTensor(state.fake_mode, meta, device)
+        return torch_private.FakeTensor(state.fake_mode, meta, device)
 
 
 def _is_constant(obj: Any) -> bool:
@@ -102,7 +102,7 @@ def _is_constant(obj: Any) -> bool:
 
 
 def _make_constant(dtype: torch.dtype, size: tuple[int, ...], numbers: Any) -> Tensor:
-    with private.disable_current_modes():
+    with torch_private.disable_current_modes():
         return torch.tensor(numbers, dtype=dtype).reshape(size)
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends import inductor_patches
 from desugar.backends.base import Backend, CompiledGraph, run_eagerly
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.rule_state import StateRead
-from desugar.ir.stages import Compiled, ProgramSpec, autocast_state, presence_bits
+from desugar.ir.stages import CompiledGraphs, PlainGraphs, ProgramSpec, autocast_state, presence_bits
 from desugar.recording.listeners import has_listeners
 from desugar.store import files
 from desugar.store.keys import check_ops, key_of
@@ -46,7 +46,7 @@ def dump_graph(compiled: CompiledGraph) -> bytes:
     """
     if getattr(compiled, "runs_eagerly", False):
         return pickle.dumps(None)
-    if not isinstance(compiled, private.CompiledFxGraph):
+    if not isinstance(compiled, torch_private.CompiledFxGraph):
         raise CannotStore(f"a graph was compiled to {one_of(type(compiled))}")
     stored = copy.copy(compiled)
     kernels = stored.__dict__.pop(inductor_patches.ATTRIBUTE, {})
@@ -74,19 +74,21 @@ def load_graph(
     if content is None:
         return run_eagerly(graph())
     compiled, libraries = pickle.loads(content[0]), content[1]
-    constants = private.CompiledFxGraphConstants()
-    with inductor_patches.found(libraries):
-        compiled, _ = private.FxGraphCache.cache_hit_post_compile(compiled, {}, constants)
+    constants = torch_private.CompiledFxGraphConstants()
+    with inductor_patches.load_kernels_from(libraries):
+        compiled, _ = torch_private.FxGraphCache.cache_hit_post_compile(compiled, {}, constants)
     if compiled is None:
         return None
-    compiled.post_compile([], constants, {"cudagraphs": private.BoxedBool(False), "is_backward": is_backward})
+    compiled.post_compile(
+        [], constants, {"cudagraphs": torch_private.BoxedBool(False), "is_backward": is_backward}
+    )
     return compiled  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------------------------------------- one program
 
 
-def pack(program: Compiled, inputs: Inputs) -> dict[str, Any]:
+def pack(program: CompiledGraphs, inputs: Inputs) -> dict[str, Any]:
     """Returns the content of a program's file.
 
     Raises:
@@ -99,16 +101,16 @@ def pack(program: Compiled, inputs: Inputs) -> dict[str, Any]:
     if env.deferred_runtime_asserts or not _hold(guards, env):
         raise CannotStore("a size depends on data")
     graphs = program.graphs()
-    check_ops(graphs[0])
+    check_ops(graphs.joint)
     return {
         "guards": pickle.dumps(guards),
         "records": dump((program.spec.interface, program.spec.split)),
         "forward": dump_graph(program.forward),
-        "graphs": dump(graphs),
+        "graphs": dump(tuple(graphs)),
     }
 
 
-def unpack(content: dict[str, Any], inputs: Inputs) -> Compiled | None:
+def unpack(content: dict[str, Any], inputs: Inputs) -> CompiledGraphs | None:
     """Returns the program of a file; None if it does not fit, or a file that Inductor needs is gone.
 
     Args:
@@ -120,16 +122,16 @@ def unpack(content: dict[str, Any], inputs: Inputs) -> Compiled | None:
         return None
     graphs = functools.cache(lambda: _load_graphs(content["graphs"], mode))
     interface, split = load(content["records"], mode)
-    forward = load_graph(content["forward"], lambda: graphs()[1], is_backward=False)
+    forward = load_graph(content["forward"], lambda: graphs().forward, is_backward=False)
     if forward is None:
         return None
     for guard in guards:
         mode.shape_env.evaluate_expr(guard)
-    return Compiled(ProgramSpec(inputs.spec(), interface, split, autocast_state()), graphs, forward)
+    return CompiledGraphs(ProgramSpec(inputs.spec(), interface, split, autocast_state()), graphs, forward)
 
 
 @dataclass(eq=False)
-class Place:
+class ProgramCache:
     """Keeps a program in this process; subclasses write it to files that another process reads.
 
     Attributes:
@@ -138,11 +140,11 @@ class Place:
         backwards: Which gradients arrive -> the compiled backward.
     """
 
-    stored: Compiled | None = None
+    stored: CompiledGraphs | None = None
     inputs: Inputs | None = None
     backwards: dict[tuple[bool, ...], CompiledGraph] = field(default_factory=dict)
 
-    def load(self, inputs: Inputs) -> Compiled | None:
+    def load(self, inputs: Inputs) -> CompiledGraphs | None:
         """Returns the program that fits a call; None if there is none."""
         return None
 
@@ -152,7 +154,7 @@ class Place:
         """Returns the compiled backward for the gradients that arrive; None if there is none."""
         return None
 
-    def save(self, program: Compiled, inputs: Inputs) -> None:
+    def save(self, program: CompiledGraphs, inputs: Inputs) -> None:
         """Keeps a program."""
         self.stored, self.inputs = program, inputs
 
@@ -161,7 +163,7 @@ class Place:
         self.backwards[present] = compiled
 
 
-class PlaceInStore(Place):
+class StoreCache(ProgramCache):
     """Loads and saves the program of one graph in the store.
 
     Attributes:
@@ -177,21 +179,21 @@ class PlaceInStore(Place):
 
     # .............................................................................................. reading
 
-    def load(self, inputs: Inputs) -> Compiled | None:
+    def load(self, inputs: Inputs) -> CompiledGraphs | None:
         """Returns the program whose guards hold for a call, and adds them to the call's; None if there is none."""
         for name in files.names(self.key):
             if not name.endswith(_PROGRAM) or (content := files.read(self.key, name)) is None:
                 continue
             try:
-                found = unpack(pickle.loads(content), inputs)
+                program = unpack(pickle.loads(content), inputs)
             except (*DAMAGED, OSError, AssertionError) as error:
                 log.warning(
                     "ignored a program of the store that cannot be read: %s: %s", type(error).__name__, error
                 )
                 continue
-            if found is not None:
+            if program is not None:
                 self.digest = files.digest(content)
-                return found
+                return program
         return None
 
     def load_backward(
@@ -214,7 +216,7 @@ class PlaceInStore(Place):
 
     # .............................................................................................. writing
 
-    def save(self, program: Compiled, inputs: Inputs) -> None:
+    def save(self, program: CompiledGraphs, inputs: Inputs) -> None:
         """Writes a program; logs the reason if it cannot be stored."""
         try:
             content = pack(program, inputs)
@@ -235,28 +237,28 @@ class PlaceInStore(Place):
             log.info("a backward is not stored: %s", reason)
 
 
-def place_of(
+def find_store_cache(
     graph: fx.GraphModule, inputs: Inputs, backend: Backend, read: Iterable[StateRead]
-) -> Place | None:
-    """Returns the place of a Dynamo graph's program; None, with the reason logged, if it is not to be stored."""
+) -> ProgramCache | None:
+    """Returns the cache of a Dynamo graph's program; None, with the reason logged, if it is not to be stored."""
     is_watched = has_listeners() or strict_mode.watchers  # they are notified of ops, which only a trace runs
     if backend.settings is None or is_watched or not files.is_switched_on():
         return None
     try:
         with backend.settings():
-            return PlaceInStore(key_of(graph, inputs, backend, read))
+            return StoreCache(key_of(graph, inputs, backend, read))
     except CannotStore as reason:
         log.info("a program is not stored: %s", reason)
         return None
 
 
-def _load_graphs(data: bytes, mode: Any) -> Any:
+def _load_graphs(data: bytes, mode: Any) -> PlainGraphs:
     graphs = load(data, mode)
     for graph in graphs:
         for module in graph.modules() if graph is not None else ():
             if isinstance(module, fx.GraphModule):
                 module.recompile()
-    return graphs
+    return PlainGraphs(*graphs)
 
 
 def _hold(guards: Iterable[Any], env: Any) -> bool:

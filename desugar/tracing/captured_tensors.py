@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.flatten.inputs import Inputs, is_traced
 from desugar.ir.values import Plain, Same, Value, Wrapper, is_constructed, wrap_value
 from desugar.recording.ops import current_op_recorder
@@ -43,12 +43,12 @@ class Capture(TorchFunctionMode):
         self.captured_leaves: dict[int, InputLeaf] = {}
         self.detached: dict[int, Detached] = {}
 
-    @private.disable_dynamo
+    @torch_private.disable_dynamo
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # inside an op
+        if torch_private.detect_infra_mode(torch_private.ModeKey.FUNCTIONAL) is None:  # inside an op
             return func(*args, **(kwargs or {}))
         kwargs, recorder = kwargs or {}, current_op_recorder()
-        if isinstance(func, private.HigherOrderOperator):
+        if isinstance(func, torch_private.HigherOrderOperator):
             unsupported.check_while_loop(func, args)
         call = self.call
         return call(func, args, kwargs) if recorder is None else recorder.call(call, func, args, kwargs)
@@ -73,15 +73,15 @@ class Capture(TorchFunctionMode):
             return leaf
         if id(leaf) not in self.captured_leaves:
             # The first use may be inside vmap or grad, which do not transform a captured tensor.
-            with private.without_functorch():
-                with private.disable_current_modes():
+            with torch_private.without_functorch():
+                with torch_private.disable_current_modes():
                     value = self.inputs.add_captured(leaf)
                 for slot in range(len(self.items), len(self.inputs.flat.items)):
                     self.items.append(to_functional(self.inputs.fake_items[slot]))
                 input_leaf = build_input_leaf(value, self.inputs, self.items, self.arguments)
                 self.storages += [storages_of(item) for item in self.items[len(self.storages) :]]
             self.captured_leaves[id(leaf)] = input_leaf
-        return self.captured_leaves[id(leaf)].leaf
+        return self.captured_leaves[id(leaf)].argument
 
 
 def build_input_leaf(value: Value, inputs: Inputs, items: list[Any], arguments: list[InputLeaf]) -> InputLeaf:
@@ -113,7 +113,9 @@ class NonLeaf(torch.autograd.Function):
         """
         ctx.set_materialize_grads(False)  # the zeros would be plain where the argument is a wrapper
         if isinstance(value, Plain):
-            return private.FunctionalTensor(root.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
+            return torch_private.FunctionalTensor(
+                root.elem, torch_private.detect_infra_mode(torch_private.ModeKey.FUNCTIONAL)
+            )
         return wrap_value(value, items)
 
     @staticmethod
@@ -124,4 +126,4 @@ class NonLeaf(torch.autograd.Function):
 
 def to_functional(primal: Any) -> Any:
     """Returns a functional tensor around a fake tensor; returns a symbolic int unchanged."""
-    return private.FunctionalTensor.to_functional(primal) if isinstance(primal, Tensor) else primal
+    return torch_private.FunctionalTensor.to_functional(primal) if isinstance(primal, Tensor) else primal

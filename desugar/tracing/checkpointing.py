@@ -17,7 +17,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 
 _region_numbers = itertools.count(1)
 
@@ -25,8 +25,8 @@ _region_numbers = itertools.count(1)
 def run_op(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls an op of the traced function; marks its nodes if a checkpointed region is active."""
     region = _active_region()
-    private.rest_saved_tensors_hooks(region is not None)
-    mode = private.get_proxy_mode() if region is not None else None
+    torch_private.rest_saved_tensors_hooks(region is not None)
+    mode = torch_private.get_proxy_mode() if region is not None else None
     if region is None or mode is None:
         return func(*args, **kwargs)
     graph = mode.tracer.graph
@@ -41,7 +41,7 @@ def run_op(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 def _active_region() -> int | None:
     """Returns the number of the innermost active checkpointed region, or None; numbers start at 1."""
-    hooks = private.top_saved_tensors_hooks(True)
+    hooks = torch_private.top_saved_tensors_hooks(True)
     if hooks is None or not getattr(hooks[0], "__qualname__", "").startswith("_checkpoint_hook."):
         return None
     return hooks[0].__dict__.setdefault("desugar_region", next(_region_numbers))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError, user_line
 from desugar.tracing.side_effects import functional_mode_class
 
@@ -29,7 +29,7 @@ def tracing_modes(fake_mode: Any) -> Iterator[Any]:
         torch.autograd.set_multithreading_enabled(False),
         torch.autograd.set_detect_anomaly(False),  # anomaly mode would look for NaN in fake tensors
         torch.random.fork_rng(devices=()),
-        private.enable_python_dispatcher(),
+        torch_private.enable_python_dispatcher(),
         functional_mode_class()() as functionalization,
         _translate_torch_errors(),
     ):
@@ -44,9 +44,9 @@ def _translate_torch_errors() -> Iterator[None]:
         DesugarError: The function depends on the data of a tensor, or torch raised an error of `_TORCH_ERRORS`.
     """
     data_dependent = (
-        private.GuardOnDataDependentSymNode,
-        private.DataDependentOutputException,
-        private.DynamicOutputShapeException,
+        torch_private.GuardOnDataDependentSymNode,
+        torch_private.DataDependentOutputException,
+        torch_private.DynamicOutputShapeException,
     )
     try:
         yield
@@ -109,13 +109,13 @@ _TORCH_ERRORS = {
 def without_saved_tensor_hooks() -> Iterator[None]:
     """Disables the caller's saved-tensor hooks (checkpointing, `save_on_cpu`): they expect real tensors."""
     hooks = []
-    while (top := private.top_saved_tensors_hooks(True)) is not None:
+    while (top := torch_private.top_saved_tensors_hooks(True)) is not None:
         hooks.append(top)
-        private.pop_saved_tensors_hooks()
-    were_resting = private.rest_saved_tensors_hooks(False)
+        torch_private.pop_saved_tensors_hooks()
+    were_resting = torch_private.rest_saved_tensors_hooks(False)
     try:
         yield
     finally:
-        private.rest_saved_tensors_hooks(were_resting)
+        torch_private.rest_saved_tensors_hooks(were_resting)
         for pack, unpack in reversed(hooks):
-            private.push_saved_tensors_hooks(pack, unpack)
+            torch_private.push_saved_tensors_hooks(pack, unpack)

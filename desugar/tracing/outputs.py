@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import SymInt, Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import result_leaves
 from desugar.ir.stages import Outputs
@@ -99,7 +99,7 @@ class _ResultUnwrapper:
             self._find_version_rises(),
             assigns,
             tokens,
-            self._find_held([slot for slot, _ in stores], same),
+            self._find_stored_views([slot for slot, _ in stores], same),
         )
         return outputs, self.leaves, self.flat.items
 
@@ -107,7 +107,7 @@ class _ResultUnwrapper:
         if not isinstance(leaf, Tensor):
             return unwrap_value(leaf, self.flat)
         for n, input_leaf in enumerate(self.run.input_leaves):
-            if leaf is input_leaf.leaf:
+            if leaf is input_leaf.argument:
                 return Same("input", n)
         if numbers[id(leaf)] != number:
             return Same("output", numbers[id(leaf)])
@@ -118,7 +118,7 @@ class _ResultUnwrapper:
             return unwrap_value(leaf, self.flat)
         source = self._input_sharing_memory(leaf)
         if source is not None:
-            return self._view("input", source, leaf, self.run.input_leaves[source].leaf)
+            return self._view("input", source, leaf, self.run.input_leaves[source].argument)
         base = bases.get(storage_key(leaf))
         if base is None or base is leaf:
             return unwrap_value(leaf, self.flat)
@@ -224,7 +224,7 @@ class _ResultUnwrapper:
             ints.append(self.flat.integer(extent))
             return extent
 
-        with private.DisableTorchFunctionSubclass():
+        with torch_private.DisableTorchFunctionSubclass():
             view._view_func_unsafe(base_of(view), record)
         return tuple(ints)
 
@@ -237,10 +237,10 @@ class _ResultUnwrapper:
         recorded: set[int] = set()
         for number, source in enumerate(self.run.input_leaves):
             changed = changed_slots(source.value, self.run.items)
-            if changed and source.leaf.grad_fn is not source.grad_fn:
+            if changed and source.argument.grad_fn is not source.grad_fn:
                 writes.append((number, len(self.values)))
-                self.values.append(self._new_value(source.leaf))
-                self.leaves.append(source.leaf)
+                self.values.append(self._new_value(source.argument))
+                self.leaves.append(source.argument)
                 recorded.update(changed)
         for source in self.run.input_leaves:
             for slot in changed_slots(source.value, self.run.items):
@@ -248,8 +248,8 @@ class _ResultUnwrapper:
                     stores[slot] = self._new_slot(self.run.items[slot])
         return tuple(writes), tuple(stores.items())
 
-    def _find_held(self, homes: Sequence[int], same: Collection[int]) -> tuple[tuple[int, int], ...]:
-        """Returns `held` of `Outputs`: inner tensors of new wrappers that are views of an input which is written to."""
+    def _find_stored_views(self, homes: Sequence[int], same: Collection[int]) -> tuple[tuple[int, int], ...]:
+        """Returns `stored_views` of `Outputs`: inner tensors of new wrappers that are views of a written input."""
         stored = {storage_key(self.run.items[home]): home for home in homes}
         return tuple(
             (slot, stored[storage_key(item)])
@@ -265,7 +265,7 @@ class _ResultUnwrapper:
         for number, source in enumerate(self.run.input_leaves):
             for name in assigned_inners(source, self.run.items):
                 assigns.append((number, name, len(self.values)))
-                self.leaves.append(getattr(source.leaf, name))
+                self.leaves.append(getattr(source.argument, name))
                 self.values.append(unwrap_value(self.leaves[-1], self.flat))
         return tuple(assigns)
 
@@ -277,11 +277,11 @@ class _ResultUnwrapper:
 
     def _new_value(self, leaf: Any) -> Value:
         """Unwraps a mutated input leaf, with a new output slot for each of its tensors."""
-        parts = Flat()
-        value = unwrap_value(leaf, parts)
+        unwrapped = Flat()
+        value = unwrap_value(leaf, unwrapped)
         slots = [
             self._new_slot(item) if isinstance(item, Tensor) else self.flat.integer(item).index  # type: ignore[union-attr]
-            for item in parts.items
+            for item in unwrapped.items
         ]
         return renumber(value, slots)
 
@@ -292,7 +292,7 @@ class _ResultUnwrapper:
         for number, source in enumerate(self.run.input_leaves):
             if not isinstance(source.value, Plain | Wrapper):
                 continue  # a repeated object, or not a tensor
-            rise = source.leaf._version - source.version
+            rise = source.argument._version - source.version
             changed = changed_slots(source.value, self.run.items)
             if changed or rise:  # a write of the same data counts, too
                 if isinstance(source.value, Wrapper):
@@ -322,7 +322,9 @@ def _has_own_gradient(tensor: Tensor) -> bool:
     """
     if tensor.grad_fn is None or not tensor._is_view():
         return False
-    made_by_function = private.get_creation_meta(tensor) == private.CreationMeta.IN_CUSTOM_FUNCTION
+    made_by_function = (
+        torch_private.get_creation_meta(tensor) == torch_private.CreationMeta.IN_CUSTOM_FUNCTION
+    )
     return made_by_function or not base_of(tensor).requires_grad
 
 

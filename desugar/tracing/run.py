@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.values import Plain, Value, Wrapper, slots_of
 from subclasses._torch import storage_key
 
@@ -22,13 +22,13 @@ class InputLeaf:
     Attributes:
         value: The structure of the leaf.
         root: The tensor with respect to which gradients are computed.
-        leaf: The object that the function receives: `root`, or a non-leaf of autograd over the same tensors.
-        grad_fn, version: `grad_fn` and version counter of `leaf` before the function runs.
+        argument: The object that the function receives: `root`, or a non-leaf of autograd over the same tensors.
+        grad_fn, version: `grad_fn` and version counter of `argument` before the function runs.
     """
 
     value: Value
     root: Any
-    leaf: Any
+    argument: Any
     grad_fn: Any = None
     version: int = 0
 
@@ -39,11 +39,11 @@ class Storages:
 
     Attributes:
         functional: The storage of the C++ functional tensor.
-        outer: The storage of the Python `FunctionalTensor` around it.
+        python_storage: The storage of the Python `FunctionalTensor` around it.
     """
 
     functional: int
-    outer: int
+    python_storage: int
 
 
 class Detached(NamedTuple):
@@ -78,7 +78,7 @@ class Run:
     @property
     def leaves(self) -> list[Any]:
         """The objects that the function received."""
-        return [input_leaf.leaf for input_leaf in self.input_leaves]
+        return [input_leaf.argument for input_leaf in self.input_leaves]
 
 
 # --------------------------------------------------------------------------------------- functional tensors
@@ -86,20 +86,20 @@ class Run:
 
 def from_functional(tensor: Any) -> Any:
     """Returns the tensor inside a functional tensor, after its pending writes; returns a symbolic int unchanged."""
-    if not isinstance(tensor, private.FunctionalTensor):
+    if not isinstance(tensor, torch_private.FunctionalTensor):
         return tensor
-    private.sync_functional_tensor(tensor)
-    return private.from_functional_tensor(tensor.elem)
+    torch_private.sync_functional_tensor(tensor)
+    return torch_private.from_functional_tensor(tensor.elem)
 
 
 def identity(item: Any) -> int:
     """Returns an id of the C++ functional tensor, the same for each Python object around it."""
-    return id(item.elem) if isinstance(item, private.FunctionalTensor) else id(item)
+    return id(item.elem) if isinstance(item, torch_private.FunctionalTensor) else id(item)
 
 
 def storages_of(item: Any) -> Storages:
     """Returns the storages of a functional tensor; returns zeros for a symbolic int."""
-    if not isinstance(item, private.FunctionalTensor):
+    if not isinstance(item, torch_private.FunctionalTensor):
         return Storages(0, 0)
     return Storages(storage_key(item.elem), storage_key(item))
 
@@ -110,9 +110,9 @@ def has_other_storage(slot: int, run: Run) -> bool:
     False for an assignment of the input's own storage, as by a `module.to(dtype)` that changes nothing.
     """
     item = run.items[slot]
-    return private.was_storage_changed(item.elem) and (
+    return torch_private.was_storage_changed(item.elem) and (
         storages_of(item).functional != run.storages[slot].functional
-        or bool(private.get_view_meta_sequence(item.elem))
+        or bool(torch_private.get_view_meta_sequence(item.elem))
     )
 
 
@@ -121,7 +121,7 @@ def changed_slots(value: Value, items: Sequence[Any]) -> list[int]:
     return [
         slot
         for slot in slots_of(value)
-        if isinstance(items[slot], Tensor) and private.has_data_mutation(items[slot])
+        if isinstance(items[slot], Tensor) and torch_private.has_data_mutation(items[slot])
     ]
 
 
@@ -132,5 +132,6 @@ def assigned_inners(input_leaf: InputLeaf, items: Sequence[Any]) -> list[str]:
     return [
         name
         for name, part in input_leaf.value.inner
-        if isinstance(part, Plain) and identity(getattr(input_leaf.leaf, name)) != identity(items[part.index])
+        if isinstance(part, Plain)
+        and identity(getattr(input_leaf.argument, name)) != identity(items[part.index])
     ]

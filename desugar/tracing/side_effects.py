@@ -22,7 +22,7 @@ import optree
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError, user_line
 from desugar.ir.fx_utils import output_nodes, set_outputs
 from desugar.ir.values import plain_parts
@@ -52,7 +52,9 @@ def check_target(name: str, target: Tensor) -> None:
 
 def _is_unfolded(tensor: Any) -> bool:
     views = (
-        private.get_view_meta_sequence(tensor.elem) if isinstance(tensor, private.FunctionalTensor) else ()
+        torch_private.get_view_meta_sequence(tensor.elem)
+        if isinstance(tensor, torch_private.FunctionalTensor)
+        else ()
     )
     return any("unfold" in type(view).__name__ for view in views)
 
@@ -61,7 +63,7 @@ def _is_unfolded(tensor: Any) -> bool:
 def functional_mode_class() -> type:
     """Returns a class of `FunctionalTensorMode` that also checks the tensors that ops write to."""
 
-    class CheckingFunctionalMode(private.FunctionalTensorMode):
+    class CheckingFunctionalMode(torch_private.FunctionalTensorMode):
         supports_higher_order_operators = True
 
         def __enter__(self) -> Any:
@@ -73,7 +75,9 @@ def functional_mode_class() -> type:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             schema = getattr(func, "_schema", None)
             if schema is None:  # a higher-order op registers its functions by the exact type of a mode
-                return func.python_key_table[private.FunctionalTensorMode](self, *args, **(kwargs or {}))
+                return func.python_key_table[torch_private.FunctionalTensorMode](
+                    self, *args, **(kwargs or {})
+                )
             if torch.Tag.nondeterministic_seeded in func.tags:
                 check_rng(self.rng)
             if (rule := _rule_for_mode(func)) is not None:
@@ -95,11 +99,15 @@ def functional_mode_class() -> type:
 def _rule_for_mode(func: Any) -> Any:
     """Returns the rule of a custom op for `FunctionalTensorMode`; PyTorch finds rules by the exact type of a mode."""
     is_custom = func.namespace not in ("aten", "prims")
-    return private.find_torch_dispatch_rule(func, private.FunctionalTensorMode) if is_custom else None
+    return (
+        torch_private.find_torch_dispatch_rule(func, torch_private.FunctionalTensorMode)
+        if is_custom
+        else None
+    )
 
 
 def _rng_state() -> tuple[int, Tensor]:
-    with private.disable_current_modes(), private.DisableTorchFunction():
+    with torch_private.disable_current_modes(), torch_private.DisableTorchFunction():
         return torch.default_generator.initial_seed(), torch.default_generator.get_state()
 
 
@@ -116,7 +124,7 @@ def check_rng(before: tuple[int, Tensor]) -> None:
         DesugarError: The seed or the state has changed.
     """
     seed, state = _rng_state()
-    with private.disable_current_modes(), private.DisableTorchFunction():
+    with torch_private.disable_current_modes(), torch_private.DisableTorchFunction():
         if seed == before[0] and torch.equal(state, before[1]):
             return
         initial = torch.Generator().manual_seed(seed).get_state()
@@ -137,7 +145,7 @@ def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         if argument.alias_info is not None and argument.alias_info.is_write:
             written: Any = args[number] if number < len(args) else kwargs.get(argument.name)
             leaves = optree.tree_leaves(written, none_is_leaf=True)
-            targets += [target for target in leaves if isinstance(target, private.FunctionalTensor)]
+            targets += [target for target in leaves if isinstance(target, torch_private.FunctionalTensor)]
     return targets
 
 
@@ -149,7 +157,7 @@ def _counts_versions(func: Any) -> bool:
     Nothing increments the counters of the buffers that `batch_norm` writes to.
     """
     is_counted = func.namespace == "aten" and not func.__name__.startswith(("_foreach_", "_fused_", "_amp_"))
-    return is_counted or private.has_kernel(func.name(), "ADInplaceOrView")
+    return is_counted or torch_private.has_kernel(func.name(), "ADInplaceOrView")
 
 
 # ---- effect tokens -----------------------------------------------------------------------------------------
@@ -169,13 +177,13 @@ class Tokens(dict[Any, Tensor]):
 def start_effects() -> Tokens:
     """Allows ops with side effects in the current trace from now on; returns the tokens."""
     tokens = Tokens()
-    private.detect_infra_mode(private.ModeKey.FUNCTIONAL)._tokens = tokens
+    torch_private.detect_infra_mode(torch_private.ModeKey.FUNCTIONAL)._tokens = tokens
     return tokens
 
 
 def end_effects() -> None:
     """Forbids ops with side effects from now on: a backward's effects have no place in the forward's order."""
-    private.detect_infra_mode(private.ModeKey.FUNCTIONAL)._tokens = {}
+    torch_private.detect_infra_mode(torch_private.ModeKey.FUNCTIONAL)._tokens = {}
 
 
 def sink_tokens(graph: fx.GraphModule, positions: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.function import BackwardCFunction
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError
 from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangent_dependencies, tangent_slots
 from desugar.ir.stages import GradientCall, Outputs
@@ -79,7 +79,7 @@ def _mark_tangent(value: Value) -> Value:
     layout = cotangent_layout(value.context)  # type: ignore[arg-type]
     marked = {name: part.context for name, part in inner if isinstance(part, Wrapper)}
     nested = tuple(
-        (name, found if isinstance(found := marked[name], Layout) else inside)
+        (name, marked_layout if isinstance(marked_layout := marked[name], Layout) else inside)
         for name, inside in layout.nested
     )
     layout = intern_layout(layout.cls, layout.statics, layout.present, nested)
@@ -176,7 +176,7 @@ def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
     """
     cls: Any = type(leaf)
     converts = issubclass(cls, TensorSubclass) and cls._traits.trainable and cls._traits.pulls_back
-    if gradient is None or not converts or not isinstance(gradient, private.FunctionalTensor):
+    if gradient is None or not converts or not isinstance(gradient, torch_private.FunctionalTensor):
         return gradient
     return as_cotangent(wrap_cotangent(leaf, gradient))
 
@@ -192,10 +192,10 @@ def unwrap_gradient(gradient: Tensor, flat: Flat, in_use: set[int]) -> Value:
         flat: Receives the plain tensors of the gradient.
         in_use: Identities of tensors that an input, a tangent or another gradient holds; this gradient's are added.
     """
-    parts = Flat()
-    value = unwrap_value(gradient, parts)
+    unwrapped = Flat()
+    value = unwrap_value(gradient, unwrapped)
     slots = []
-    for item in parts.items:
+    for item in unwrapped.items:
         if not isinstance(item, Tensor):
             slots.append(flat.number(item).index)  # type: ignore[union-attr]
             continue

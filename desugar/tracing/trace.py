@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError
 from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import depends_on_offsets, multiply_in_pairs
@@ -61,14 +61,14 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
     for value in inputs.values:
         input_leaves.append(build_input_leaf(value, inputs, items, input_leaves))
         if len(input_leaves) - 1 in inputs.parameters:
-            input_leaves[-1].leaf._is_param = True  # isinstance(leaf, nn.Parameter) reads it
+            input_leaves[-1].argument._is_param = True  # isinstance(leaf, nn.Parameter) reads it
     storages = [storages_of(item) for item in items]
     arguments, captured = input_leaves[: inputs.num_arguments], input_leaves[inputs.num_arguments :]
     capture = Capture(inputs, items, storages, arguments)
     capture.captured_leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
     tokens = start_effects()
     with capture, unsupported.restored_grad_mode():
-        result = call([leaf.leaf for leaf in arguments])
+        result = call([leaf.argument for leaf in arguments])
         result = optree.tree_map(capture.replace_leaf, result, none_is_leaf=True)
     end_effects()
     input_leaves += [capture.captured_leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
@@ -209,9 +209,9 @@ class _Recorder:
         def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:
             return self.joint(primals, tangents)
 
-        private.build_powers()
+        torch_private.build_powers()
         with record_ops():
-            traced = private.make_fx(joint, decomposition_table=dict(decompositions))
+            traced = torch_private.make_fx(joint, decomposition_table=dict(decompositions))
             return traced(self.inputs.primals(), list(self.tangent_items))
 
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
@@ -235,7 +235,7 @@ class _Recorder:
         self, run: Run, leaves: list[Any], output_items: list[Any], tangents: list[Tensor]
     ) -> list[Any]:
         items = [to_functional(tangent) for tangent in tangents]
-        cotangents = [
+        result_tangents = [
             build_tangent(value, items, leaves[number], output_items) for number, value in self.tangents
         ]
         differentiable = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
@@ -247,11 +247,15 @@ class _Recorder:
         results = [leaves[number] for number, _ in self.tangents]
         with record_backward(results), record_backward_calls(results) as self.calls:
             roots = [run.input_leaves[number].root for number in differentiable]
-            gradients = torch.autograd.grad(results, roots, cotangents, allow_unused=True)
+            gradients = torch.autograd.grad(results, roots, result_tangents, allow_unused=True)
         flat, in_use = Flat(), {identity(item) for item in (*run.items, *items)}
-        for number, found in zip(differentiable, gradients, strict=True):
-            leaf = run.input_leaves[number].leaf
-            gradient = as_gradient_of_parameter(leaf, found) if number in self.inputs.parameters else found
+        for number, root_gradient in zip(differentiable, gradients, strict=True):
+            leaf = run.input_leaves[number].argument
+            gradient = (
+                as_gradient_of_parameter(leaf, root_gradient)
+                if number in self.inputs.parameters
+                else root_gradient
+            )
             value = None if gradient is None else unwrap_gradient(gradient, flat, in_use)
             self.grads.append((number, value))
         return [*map(from_functional, flat.items), *recorded_tensors(self.calls)]

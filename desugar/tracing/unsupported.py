@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import DesugarError, user_line
 from desugar.flatten.inputs import Inputs, check_nested, is_traced
 from desugar.ir.fx_utils import (
@@ -202,7 +202,7 @@ def _check_memory(run: Run, inputs: Inputs) -> None:
     """Raises if a class assigned `.data` of an input below torch functions: functionalization does not record it."""
     for number, value in enumerate(inputs.values):
         for slot in slots_of(value):
-            if storages_of(run.items[slot]).outer != run.storages[slot].outer:
+            if storages_of(run.items[slot]).python_storage != run.storages[slot].python_storage:
                 raise DesugarError(
                     f".data of {leaf_name(number, inputs)} is assigned by a rule or __torch_dispatch__",
                     instead="write tensor.copy_(...) there",
@@ -241,7 +241,7 @@ def _is_assigned(value: Plain | Wrapper, leaf: Any, run: Run) -> bool:
     inners = [
         (run.items[slot], functools.reduce(getattr, path, leaf)) for slot, path in paths_of(value) if path
     ]
-    return any(identity(item) != identity(held) for held, item in inners)
+    return any(identity(item) != identity(inner) for inner, item in inners)
 
 
 def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, inputs: Inputs) -> bool:
@@ -267,7 +267,7 @@ def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, 
 
 def _is_resized(item: Any, fake: Tensor) -> bool:
     """Whether an op has resized its `out=` tensor; the functional tensor around it keeps the old size."""
-    return private.has_data_mutation(item) and tuple(from_functional(item).size()) != tuple(fake.size())
+    return torch_private.has_data_mutation(item) and tuple(from_functional(item).size()) != tuple(fake.size())
 
 
 def _size_and_stride(tensor: Tensor) -> tuple[Any, Any]:
@@ -328,7 +328,7 @@ def check_constants(graph: fx.GraphModule) -> None:
     """Raises if the graph holds a fake tensor that the function stored during an earlier run."""
     for node in graph.graph.find_nodes(op="get_attr"):
         constant = getattr(graph, node.target)
-        if isinstance(constant, private.FakeTensor):
+        if isinstance(constant, torch_private.FakeTensor):
             raise DesugarError(
                 f"the function keeps a tensor of size {tuple(constant.shape)} for its next call, in an attribute or "
                 "functools.lru_cache, which holds no data after a trace",
@@ -340,7 +340,7 @@ def check_higher_order_randomness(graph: fx.GraphModule) -> None:
     """Raises if the backward of a higher-order op reruns a function that draws random numbers."""
     for node, tangents in tangent_dependencies(graph, tangent_slots(graph)).items():
         op: Any = node.target
-        if not tangents or not isinstance(op, private.HigherOrderOperator):
+        if not tangents or not isinstance(op, torch_private.HigherOrderOperator):
             continue
         names = [str(argument.target) for argument in node.all_input_nodes if argument.op == "get_attr"]
         for function in [part for name in names if isinstance(part := getattr(graph, name), fx.GraphModule)]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.stages import Outputs
 from desugar.ir.storage import base_of
 from desugar.ir.values import View, Wrapper, is_wrapper, paths_of
@@ -88,7 +88,7 @@ def _is_unwrapped(node: Any, source: InputLeaf, times: int) -> bool:
     return (
         node is source.grad_fn
         if source.grad_fn is not None
-        else getattr(node, "variable", None) is source.leaf
+        else getattr(node, "variable", None) is source.argument
     )
 
 
@@ -135,7 +135,7 @@ class ViewReplay:
         base = view_as(base, self.dtype)
         if not self.traced._is_view():
             return base
-        with private.DisableTorchFunctionSubclass():
+        with torch_private.DisableTorchFunctionSubclass():
             view = self.traced._view_func_unsafe(base, lambda extent: next(next_ints))
         if hasattr(base, "took_view"):  # a class's hook for views taken above autograd
             base.took_view(view)

@@ -32,7 +32,7 @@ from desugar.codegen.debug_checks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.codegen.text import block, targets_of, tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking
-from desugar.ir.stages import Compiled, FromForward, ProgramSpec, Split
+from desugar.ir.stages import CompiledGraphs, FromForward, PartitionSpec, ProgramSpec
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
 from desugar.recording.listeners import note_skipped_check
@@ -42,7 +42,9 @@ from subclasses.source_text.emitter import Emitter
 # ------------------------------------------------------------------------------------------------- run
 
 
-def emit_program(compiled: Compiled, fallback: Callable[..., Any]) -> tuple[Emitter, BackwardPlan | None]:
+def emit_program(
+    compiled: CompiledGraphs, fallback: Callable[..., Any]
+) -> tuple[Emitter, BackwardPlan | None]:
     """Emits the text of one program: the autograd function if there is a backward, then `run`.
 
     Args:
@@ -54,7 +56,7 @@ def emit_program(compiled: Compiled, fallback: Callable[..., Any]) -> tuple[Emit
         The text, and the plan of the backward; None in inference.
     """
     out = Emitter()
-    out.reserve("run", "items", "kept", "ctx", "Backward", "backwards", "apply", "_")
+    out.reserve("run", "items", "tensor_args", "ctx", "Backward", "backwards", "apply", "_")
     plan = None
     if compiled.spec.split is not None:
         plan = _emit_function(out, compiled, compiled.spec.split)
@@ -64,15 +66,15 @@ def emit_program(compiled: Compiled, fallback: Callable[..., Any]) -> tuple[Emit
     return out, plan
 
 
-def _emit_run(out: Emitter, compiled: Compiled, fallback: Callable[..., Any]) -> None:
+def _emit_run(out: Emitter, compiled: CompiledGraphs, fallback: Callable[..., Any]) -> None:
     spec = compiled.spec
     parameters = [out.fresh_name(f"a{n}") for n in range(spec.inputs.num_arguments)]
     with block(out, f"def run({', '.join(parameters)}):"):
         names = emit_unpacking(out, compiled, parameters)
-        differences = [*_overlaps(out, spec, names), *_other_offsets(spec, names)]
-        differences += _other_whole_sizes(out, spec, names)
-        if differences:
-            with block(out, f"if {' or '.join(differences)}:"):
+        mismatches = [*_overlaps(out, spec, names), *_offset_mismatches(spec, names)]
+        mismatches += _global_shape_mismatches(out, spec, names)
+        if mismatches:
+            with block(out, f"if {' or '.join(mismatches)}:"):
                 out.writeline(f"return {out.bind(fallback, 'fallback')}({', '.join(parameters)})")
         tensors = spec.inputs.tensor_leaves
         arguments = Expected(
@@ -102,7 +104,7 @@ def _overlaps(out: Emitter, spec: ProgramSpec, names: Names) -> list[str]:
     return [f"not {out.bind(are_apart, 'are_apart')}({mutated}, {others})"]
 
 
-def _other_offsets(spec: ProgramSpec, names: Names) -> list[str]:
+def _offset_mismatches(spec: ProgramSpec, names: Names) -> list[str]:
     """Returns the conditions that tensors have other storage offsets than in the trace, if the program uses offsets."""
     if not spec.interface.offsets_matter:
         return []
@@ -114,15 +116,15 @@ def _other_offsets(spec: ProgramSpec, names: Names) -> list[str]:
     ]
 
 
-def _other_whole_sizes(out: Emitter, spec: ProgramSpec, names: Names) -> list[str]:
+def _global_shape_mismatches(out: Emitter, spec: ProgramSpec, names: Names) -> list[str]:
     """Returns the conditions that DTensors have other global shapes than in the trace.
 
     Dynamo guards only local tensors. An unevenly sharded tensor may have the same local tensor for two sizes, on some
     ranks.
     """
     leaves = enumerate(spec.inputs.values)
-    found = [place for leaf, value in leaves for place in _dtensors_in(names.leaves[leaf], value)]
-    return [condition for name, value in found for condition in _other_extents(out, name, value)]
+    dtensors = [dtensor for leaf, value in leaves for dtensor in _dtensors_in(names.leaves[leaf], value)]
+    return [condition for name, value in dtensors for condition in _dtensor_mismatches(out, name, value)]
 
 
 def _dtensors_in(name: str, value: Value) -> Iterator[tuple[str, Wrapper]]:
@@ -134,7 +136,7 @@ def _dtensors_in(name: str, value: Value) -> Iterator[tuple[str, Wrapper]]:
         yield from _dtensors_in(f"{name}.{field}", part)
 
 
-def _other_extents(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
+def _dtensor_mismatches(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
     if all(isinstance(extent, int) for extent in (*value.size, *value.stride)):
         meta = value.context.spec_of(value.size, value.stride).tensor_meta
         yield f"{name}._spec.tensor_meta != {out.bind(meta, 'meta')}"
@@ -187,7 +189,7 @@ def _emit_views(
             leaves[number] = leaves[value.index]
 
 
-def _emit_inference(out: Emitter, compiled: Compiled, names: Names) -> tuple[dict[int, str], ReadSlot]:
+def _emit_inference(out: Emitter, compiled: CompiledGraphs, names: Names) -> tuple[dict[int, str], ReadSlot]:
     spec = compiled.spec
     unread = spec.outputs.unread_positions
     hints = ["_" if n in unread else f"r{n}" for n in range(spec.interface.num_forward)]
@@ -198,14 +200,14 @@ def _emit_inference(out: Emitter, compiled: Compiled, names: Names) -> tuple[dic
     return emit_results(out, spec, names, results), slot_reader(spec, names, results)
 
 
-def _emit_training(out: Emitter, compiled: Compiled, names: Names) -> tuple[dict[int, str], ReadSlot]:
+def _emit_training(out: Emitter, compiled: CompiledGraphs, names: Names) -> tuple[dict[int, str], ReadSlot]:
     spec = compiled.spec
     computed = [number for number, value in enumerate(spec.outputs.values) if is_computed(value)]
     leaves = {number: out.fresh_name(f"out{number}") for number in computed}
     ints = {slot: out.fresh_name(f"n{slot}") for slot in view_ints(spec)}
-    kept = tuple_of(names.leaves[leaf] for leaf in spec.inputs.tensor_leaves)
+    tensor_args = tuple_of(names.leaves[leaf] for leaf in spec.inputs.tensor_leaves)
     differentiable = ", ".join(names.leaves[leaf] for leaf in differentiable_leaves(spec.interface))
-    call = f"apply({items_expression(spec, names)}, {kept}, {differentiable})"
+    call = f"apply({items_expression(spec, names)}, {tensor_args}, {differentiable})"
     note_skipped_check(
         out, "a walk over the arguments, and a copy of their list: the items are named one by one"
     )
@@ -225,13 +227,13 @@ def _emit_training(out: Emitter, compiled: Compiled, names: Names) -> tuple[dict
 # ------------------------------------------------------------------------------------ the autograd function
 
 
-def _emit_function(out: Emitter, compiled: Compiled, split: Split) -> BackwardPlan:
+def _emit_function(out: Emitter, compiled: CompiledGraphs, split: PartitionSpec) -> BackwardPlan:
     """Emits `class Backward(torch.autograd.Function)`, whose global `backwards` is the table of variants."""
     spec = compiled.spec
     function = out.bind(torch.autograd.Function, "Function")
     with block(out, f"class Backward({function}):"):
         out.writeline("@staticmethod")
-        with block(out, "def forward(ctx, items, kept, *differentiable):"):
+        with block(out, "def forward(ctx, items, tensor_args, *differentiable):"):
             plan = _emit_forward(out, compiled, split)
         out.writeline()
         out.writeline("@staticmethod")
@@ -254,7 +256,7 @@ def _emit_function(out: Emitter, compiled: Compiled, split: Split) -> BackwardPl
     return plan
 
 
-def _emit_forward(out: Emitter, compiled: Compiled, split: Split) -> BackwardPlan:
+def _emit_forward(out: Emitter, compiled: CompiledGraphs, split: PartitionSpec) -> BackwardPlan:
     spec = compiled.spec
     names = _emit_forward_names(out, spec)
     count = len(split.forward_outputs)
@@ -289,26 +291,26 @@ def _emit_forward(out: Emitter, compiled: Compiled, split: Split) -> BackwardPla
 
 
 def _emit_forward_names(out: Emitter, spec: ProgramSpec) -> Names:
-    """Emits the lines that unpack `kept` and `items`; returns the names of input leaves and input slots."""
+    """Emits the lines that unpack `tensor_args` and `items`; returns the names of input leaves and input slots."""
     leaves = {leaf: out.fresh_name(f"x{leaf}") for leaf in spec.inputs.tensor_leaves}
     slots = {slot: out.fresh_name(f"i{slot}") for slot in range(len(spec.inputs.items))}
-    out.writeline(f"{targets_of(leaves.values())} = kept")
+    out.writeline(f"{targets_of(leaves.values())} = tensor_args")
     out.writeline(f"{targets_of(slots.values())} = items")
     return Names([leaves.get(n, "None") for n in range(len(spec.inputs.values))], slots)
 
 
 def _emit_reference(out: Emitter, plan: BackwardPlan, n: int, name: str) -> str:
-    if n in plan.kept:
+    if n in plan.strong:
         return name
     weak = f"{out.bind(weakref.ref, 'ref')}({name})"
-    return f"{weak} if {name}.is_leaf else {name}" if n in plan.held else weak
+    return f"{weak} if {name}.is_leaf else {name}" if n in plan.strong_unless_leaf else weak
 
 
 def _emit_recompute_record(out: Emitter, plan: BackwardPlan, names: Names) -> None:
     """Emits the lines that record the objects by which a backward can run the function again.
 
-    Arguments are recorded by weak reference, except the leaves in `plan.kept`, and the non-leaves of autograd in
-    `plan.held`.
+    Arguments are recorded by weak reference, except the leaves in `plan.strong`, and the non-leaves of autograd in
+    `plan.strong_unless_leaf`.
     """
     if plan.referred:
         entries = [_emit_reference(out, plan, n, names.leaves[n]) for n in plan.referred]

@@ -102,8 +102,8 @@ def _short(value: Any) -> str:
 
 def describe_symbols(names: Names, sources: Sequence[str]) -> tuple[Symbol, ...]:
     """Returns the symbols of a program; `sources` are the user's names of the flat inputs."""
-    found: dict[str, Symbol] = {}
+    symbols: dict[str, Symbol] = {}
     for item, source in zip(names.inputs.items, sources, strict=True):
         if isinstance(item, SymInt):
-            found.setdefault(str(item), Symbol(str(item), source, int(hint(item))))
-    return tuple(found.values())
+            symbols.setdefault(str(item), Symbol(str(item), source, int(hint(item))))
+    return tuple(symbols.values())

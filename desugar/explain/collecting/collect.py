@@ -69,10 +69,10 @@ def collect_program(recording: Recording, backend: str = "") -> Program:
 
 
 def merge_materialized(
-    found: Iterable[tuple[str, str, Line | None]], *, traced: bool
+    occurrences: Iterable[tuple[str, str, Line | None]], *, traced: bool
 ) -> tuple[Materialized, ...]:
     """Returns materializing fallbacks; equal fallbacks of one op on one line are counted together."""
-    counts = Counter(found)
+    counts = Counter(occurrences)
     return tuple(
         Materialized(cls, op, describe_place(line), number, traced)
         for (cls, op, line), number in counts.items()
@@ -82,4 +82,4 @@ def merge_materialized(
 def describe_left_out(text: str) -> tuple[LeftOut, ...]:
     """Returns the omitted checks that the comments of a generated text name, by line."""
     lines = enumerate(map(_LEFT_OUT.match, text.splitlines()))
-    return tuple(LeftOut(number, found["check"], found["proof"]) for number, found in lines if found)
+    return tuple(LeftOut(number, match["check"], match["proof"]) for number, match in lines if match)

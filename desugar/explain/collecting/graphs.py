@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from desugar.explain.records import Graph, Node, OuterOp, Place, Source
+from desugar.explain.records import Graph, Node, OuterOp, Source, SourceLine
 from desugar.recording.listeners import Op
 from desugar.recording.ops import BACKWARD, OP
 from desugar.user_code import Line
@@ -41,7 +41,7 @@ def describe_graph(name: str, module: fx.GraphModule, arguments: Sequence[str]) 
         arguments: The user's name of each argument.
     """
     lines = [*_HEADER, *_function(name, module, arguments)]
-    at = {found[1]: n for n, line in enumerate(lines) if (found := _TARGET.match(line))}
+    at = {match[1]: n for n, line in enumerate(lines) if (match := _TARGET.match(line))}
     nodes = [node for node in module.graph.nodes if node.name in at]
     for node in nodes:
         value = node.meta.get("val")
@@ -77,9 +77,9 @@ def _function(name: str, module: fx.GraphModule, arguments: Sequence[str] = ()) 
     for line in module.code.strip("\n").splitlines():
         if not line.strip() or line.startswith(("import ", "from ", "def forward(")):
             continue
-        found = _INSIDE.match(line)
-        if found is not None and isinstance(inside.get(found[1]), fx.GraphModule):
-            yield from (f"    {nested}" for nested in _function(found[1], inside[found[1]]))
+        match = _INSIDE.match(line)
+        if match is not None and isinstance(inside.get(match[1]), fx.GraphModule):
+            yield from (f"    {nested}" for nested in _function(match[1], inside[match[1]]))
         else:
             yield _FREED.sub("", line)
 
@@ -128,11 +128,11 @@ def kind_of(how: str) -> str:
     return "class" if word == "__torch_dispatch__" else "rule" if word == "two" else word
 
 
-def describe_place(line: Line | None) -> Place | None:
+def describe_place(line: Line | None) -> SourceLine | None:
     """Returns a line with its text."""
     if line is None:
         return None
-    return Place(line.filename, line.number, linecache.getline(line.filename, line.number).strip())
+    return SourceLine(line.filename, line.number, linecache.getline(line.filename, line.number).strip())
 
 
 # ------------------------------------------------------------------------------------------------ the sources

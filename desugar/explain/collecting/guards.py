@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import fx
 
-from desugar import _torch as private
-from desugar.dynamo.implied_guards import is_proved
+from desugar import _torch as torch_private
+from desugar.dynamo.implied_guards import is_implied_by_others
 from desugar.explain.collecting.effects import with_inner
-from desugar.explain.records import Guard, Leaf, Place, Program
+from desugar.explain.records import Guard, Leaf, Program, SourceLine
 from desugar.explain.text import count, leaf_text
 from desugar.ir.values import is_wrapper
 from desugar.recording.listeners import Recording
@@ -54,7 +54,7 @@ class TakenGuards:
                 "types, metadata, dtypes and modes are what they were, and so is which arguments share memory"
             )
             return Guard(alike), *(Guard(text) for text in self.sizes)
-        found: dict[str, Guard] = {}
+        by_text: dict[str, Guard] = {}
         inner_workings = []
         for guard in sorted(self.guards):
             if _is_about_inner_workings(guard):
@@ -62,13 +62,13 @@ class TakenGuards:
                 continue
             texts = list(dict.fromkeys(self._texts(guard)))
             for text in texts:
-                _add(found, Guard(text, _place(guard), self._name(guard), _checks(guard, len(texts))))
+                _add(by_text, Guard(text, _place(guard), self._name(guard), _checks(guard, len(texts))))
         for text in self.sizes:
-            _add(found, self._of_size(text))
+            _add(by_text, self._of_size(text))
         if inner_workings:
             text = f"{count(len(inner_workings), 'guard')} on builtins, modules and the like: nobody has patched them"
-            found[text] = Guard(text, checks=sum(map(_checks, inner_workings)))
-        return tuple(found.values())
+            by_text[text] = Guard(text, checks=sum(map(_checks, inner_workings)))
+        return tuple(by_text.values())
 
     def _name(self, guard: Any) -> str:
         """Returns the user's name of the guarded object; empty for a mode."""
@@ -95,13 +95,13 @@ class TakenGuards:
         """Returns the guard of a condition on sizes."""
         return Guard(readable(text.partition("  # ")[0].strip(), self.what), self._place_of_size(text))
 
-    def _place_of_size(self, text: str) -> Place | None:
+    def _place_of_size(self, text: str) -> SourceLine | None:
         """Returns the user's line that guarded a size; Dynamo shortens the file name from the left."""
-        found = _SIZE_LINE.search(text)
-        if found is None or "0/1 specialization" in text:  # its line is the first that uses the size
+        match = _SIZE_LINE.search(text)
+        if match is None or "0/1 specialization" in text:  # its line is the first that uses the size
             return None
-        whole = next((file for file in self.files if file.endswith(found["file"])), None)
-        return None if whole is None else Place(whole, int(found["number"]), found["line"].strip())
+        whole = next((file for file in self.files if file.endswith(match["file"])), None)
+        return None if whole is None else SourceLine(whole, int(match["number"]), match["line"].strip())
 
 
 def _checks(guard: Any, texts: int = 1) -> int:
@@ -109,10 +109,10 @@ def _checks(guard: Any, texts: int = 1) -> int:
     return max(len(set(guard.code_list or ())) // max(texts, 1), 1)
 
 
-def _add(found: dict[str, Guard], guard: Guard) -> None:
+def _add(by_text: dict[str, Guard], guard: Guard) -> None:
     """Adds a guard; if an earlier guard has the same text, the checks are added to the earlier guard."""
-    known = found.get(guard.text)
-    found[guard.text] = guard if known is None else replace(known, checks=known.checks + guard.checks)
+    known = by_text.get(guard.text)
+    by_text[guard.text] = guard if known is None else replace(known, checks=known.checks + guard.checks)
 
 
 _MODES = frozenset(
@@ -136,14 +136,14 @@ def _is_about_inner_workings(guard: Any) -> bool:
     return guard.create_fn_name() != "DICT_KEYS_MATCH" and _INNER.search(guard.name) is not None
 
 
-def _place(guard: Any) -> Place | None:
+def _place(guard: Any) -> SourceLine | None:
     """Returns the user's line that read a value; None for a tensor or a mode, which any line reads."""
     if _ABOUT_VALUES.match(guard.create_fn_name()) is None:
         return None
     frames = [frame for frame in guard.user_stack or () if is_users_file(frame.filename)]
     if not frames:
         return None
-    return Place(frames[-1].filename, frames[-1].lineno or 0, (frames[-1].line or "").strip())
+    return SourceLine(frames[-1].filename, frames[-1].lineno or 0, (frames[-1].line or "").strip())
 
 
 # Dynamo's text of a guard -> its meaning.
@@ -172,8 +172,8 @@ def _metadata(name: str, leaf: Leaf | None) -> Iterator[str]:
 
 def _in_words(code: str, what: Any) -> str:
     """Returns the meaning of a guard, in the user's names."""
-    found = ((pattern.match(code), meaning) for pattern, meaning in _CODES)
-    return readable(next((match.expand(meaning) for match, meaning in found if match), code), what)
+    matches = ((pattern.match(code), meaning) for pattern, meaning in _CODES)
+    return readable(next((match.expand(meaning) for match, meaning in matches if match), code), what)
 
 
 def take_guards(recording: Recording, record: Program) -> TakenGuards:
@@ -183,25 +183,29 @@ def take_guards(recording: Recording, record: Program) -> TakenGuards:
         recording: The compilation, whose arguments are still alive.
         record: Its record.
     """
-    context = private.CompileContext.try_get()
+    context = torch_private.CompileContext.try_get()
     sizes = [str(guard.expr) for guard in recording.mode.shape_env.guards]
     if recording.guards:
         sizes = [] if context is None else context.shape_env_guards
     wrappers = {} if isinstance(recording.fn, fx.GraphModule) else _wrappers(recording)
-    kept = tuple(
+    remaining = tuple(
         guard
         for guard in recording.guards
-        if not is_proved(SimpleNamespace(guard_type=guard.create_fn_name(), name=guard.name), wrappers)
+        if not is_implied_by_others(
+            SimpleNamespace(guard_type=guard.create_fn_name(), name=guard.name), wrappers
+        )
     )
     leaves = {
         name: leaf for one in (*record.inputs, *record.captured) for name, leaf in _with_inner(one.name, one)
     }
-    return TakenGuards(recording.fn, kept, sizes, leaves, tuple(source.file for source in record.sources))
+    return TakenGuards(
+        recording.fn, remaining, sizes, leaves, tuple(source.file for source in record.sources)
+    )
 
 
 def _wrappers(recording: Recording) -> dict[str, Any]:
     """Returns the wrappers among the arguments and inside them, by Dynamo's names."""
-    named = zip(private.source_names(recording.graph), recording.args, strict=True)
+    named = zip(torch_private.source_names(recording.graph), recording.args, strict=True)
     return {name: leaf for name, leaf in with_inner(list(named)) if is_wrapper(leaf)}
 
 

@@ -21,22 +21,22 @@ def name_apart(programs: Sequence[Program]) -> tuple[Program, ...]:
     named = list(programs)
     for name, numbers in groups.items():
         facts = [dict(_facts(programs[number])) for number in numbers]
-        for place, number in enumerate(numbers if len(numbers) > 1 else ()):
-            difference = _difference(programs[number], place, facts)
+        for position, number in enumerate(numbers if len(numbers) > 1 else ()):
+            difference = _difference(programs[number], position, facts)
             named[number] = replace(programs[number], label=f"{name}, {difference}")
     return tuple(named)
 
 
-def _difference(program: Program, place: int, facts: Sequence[Facts]) -> str:
+def _difference(program: Program, position: int, facts: Sequence[Facts]) -> str:
     """Returns facts that no other program of the function has; with the program's number, if three do not suffice."""
-    own, others = facts[place], [found for n, found in enumerate(facts) if n != place]
+    own, others = facts[position], [its_facts for n, its_facts in enumerate(facts) if n != position]
     chosen = []
     for name in _candidates(program, own, facts):
         alike = [other for other in others if other.get(name) == own[name]]
         if len(alike) < len(others) and len(chosen) < _MOST:
             chosen.append(_say(name, own[name]))
             others = alike
-    number = [f"{place + 1} of {len(facts)}"] if others else []
+    number = [f"{position + 1} of {len(facts)}"] if others else []
     return ", ".join([*number, *chosen])
 
 

@@ -6,7 +6,7 @@ import re
 
 from torch import fx
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.values import Same, Value, View, paths_of
 from desugar.recording.listeners import Recording
 from subclasses.layout import field_name
@@ -80,6 +80,6 @@ def _is_captured(graph: fx.GraphModule, number: int, name: str) -> bool:
     nodes = graph.graph.find_nodes(op="placeholder")
     if number >= len(nodes):
         return not name.startswith("gradient")
-    dynamos = private.source_names(graph)[number]
+    dynamos = torch_private.source_names(graph)[number]
     is_modules = name.startswith("self.") or "._parameters[" in dynamos or "._buffers[" in dynamos
-    return is_modules or not private.is_argument(nodes[number])
+    return is_modules or not torch_private.is_argument(nodes[number])

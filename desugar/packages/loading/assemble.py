@@ -13,7 +13,7 @@ from desugar.backward.emit import BackwardPlan, Variant, VariantEmitter, variant
 from desugar.codegen.direct_calls import replace_backward
 from desugar.errors import SignatureError
 from desugar.ir.abstract_values import Described, Unknown
-from desugar.ir.stages import Compiled, ProgramSpec
+from desugar.ir.stages import CompiledGraphs, ProgramSpec
 from desugar.ir.values import slots_of
 from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
 from desugar.packages.manifest.records import GraphRecord, ProgramRecord, Restrided, TensorFacts, rebuilt
@@ -46,7 +46,7 @@ def assemble(record: ProgramRecord, load: LoadGraph) -> Assembled:
         load: Returns the compiled graph of a record.
     """
     spec: ProgramSpec = _described(record.spec, record.hints)
-    compiled = Compiled(spec, _refuse_sharing, load(record.forward))
+    compiled = CompiledGraphs(spec, _refuse_sharing, load(record.forward))
     out, plan = emit_program(compiled, _refuse_sharing)
     scope, table = out.namespace, None
     if plan is not None:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.codegen.build_values import emit_constant
 from desugar.codegen.text import block, tuple_of
 from desugar.errors import SignatureError
@@ -68,14 +68,14 @@ class Conditions:
 
     Attributes:
         out: Binds the objects in the texts.
-        found: The conditions so far, without the conditions on dynamic sizes.
+        listed: The conditions so far, without the conditions on dynamic sizes.
         plain: The expressions of the plain tensors so far.
         names: Symbol -> the variable that holds it.
     """
 
     def __init__(self, out: Emitter, facts: Sequence[Any]) -> None:
         self.out, self._facts = out, facts
-        self.found: list[Condition] = []
+        self.listed: list[Condition] = []
         self.plain: list[str] = []
         self.names: dict[int, str] = {}
         self._reads: dict[int, tuple[str, str]] = {}  # symbol -> its expression in the text, and in errors
@@ -86,7 +86,7 @@ class Conditions:
 
     def need(self, text: str, where: str, expected: str, got: str, *, is_implied: bool = False) -> None:
         """Adds a condition; `got` is an expression, `where` and `expected` are text of its error."""
-        self.found.append(Condition(text, f"{where!r}, {expected!r}, {got}", is_implied))
+        self.listed.append(Condition(text, f"{where!r}, {expected!r}, {got}", is_implied))
 
     def open(self, tree: Tree, code: str, where: str, *, in_order: bool = True) -> Iterator[tuple[str, str]]:
         """Adds the conditions of a structure; yields the expression of each leaf in the text, and in errors."""
@@ -146,9 +146,9 @@ class Conditions:
         """Adds the condition that no two of these arguments are the same object."""
         if len(names) > 1:
             codes, wheres = zip(*names, strict=True)
-            found = f"{self.out.bind(_find_repeated, 'find_repeated')}({wheres!r}, {', '.join(codes)})"
-            text = " is not ".join(codes) if len(codes) == 2 else f"{found} is None"
-            self.found.append(Condition(text, f"*{found}"))
+            repeated = f"{self.out.bind(_find_repeated, 'find_repeated')}({wheres!r}, {', '.join(codes)})"
+            text = " is not ".join(codes) if len(codes) == 2 else f"{repeated} is None"
+            self.listed.append(Condition(text, f"*{repeated}"))
 
     # ................................................................................................ tensors
 
@@ -171,7 +171,7 @@ class Conditions:
         out = self.out
         misfit, find = out.fresh_name("misfit"), out.bind(find_misfit, "find_misfit")
         fits = f"({misfit} := {find}({code}, {out.bind(facts, 'facts')}, {where!r})) is None"
-        self.found.append(Condition(fits, f"*{misfit}", is_implied=True))
+        self.listed.append(Condition(fits, f"*{misfit}", is_implied=True))
         self.plain.append(code)
         for method, extents in (("size", facts.size), ("stride", facts.stride)):
             for dim, extent in enumerate(extents):
@@ -276,7 +276,7 @@ def _find_repeated(names: Sequence[str], *tensors: object) -> tuple[str, str, st
 def find_misfit(value: Any, facts: TensorFacts, name: str) -> tuple[str, str, str] | None:
     """Returns None for a plain tensor with these constant facts, else the arguments of the `SignatureError`."""
     words = f"{facts.dtype} with {len(facts.size)} dimensions on {facts.device.type}"
-    if type(value) not in PLAIN or private.is_functorch_wrapped_tensor(value) or value.is_neg():
+    if type(value) not in PLAIN or torch_private.is_functorch_wrapped_tensor(value) or value.is_neg():
         return name, f"a plain tensor of {words}", _describe(value)
     is_alike = value.dtype == facts.dtype and value.dim() == len(facts.size)
     if not is_alike or value.layout is not torch.strided or value.is_conj():
@@ -321,7 +321,7 @@ def check_weight(record: WeightRecord, tensor: Any) -> None:
     conditions = Conditions(out, record.facts)
     conditions.tensor(record.value, "weight", where, is_weight=True)
     with block(out, "def check(weight):"):
-        _emit_errors(out, conditions.found)
+        _emit_errors(out, conditions.listed)
     build_functions(out.source, out.namespace, filename=FILE)["check"](tensor)
 
 
@@ -422,7 +422,7 @@ class _Text:
     def emit(self) -> None:
         """Writes `if <the arguments fit>: return <the result>`."""
         out, conditions = self.out, self._conditions
-        texts = [one.text for one in conditions.found if not one.is_implied]
+        texts = [one.text for one in conditions.listed if not one.is_implied]
         if plain := ", ".join(conditions.plain):
             check = f"{out.bind(self.callee.guards.check, 'same_tensors')}({plain})"
             texts.append(
@@ -447,14 +447,14 @@ class _Text:
             check = f"{out.bind(guards.check, 'same_weights')}({given})"
             others = f"{out.bind(guards.check_others, 'other_weights')}({given})"
             yield f"(not {out.bind(guards.handed_out, 'handed_out')} or {check} or {others})"
-        yield f"not {out.bind(private.is_any_autocast_enabled, 'is_any_autocast_enabled')}()"
+        yield f"not {out.bind(torch_private.is_any_autocast_enabled, 'is_any_autocast_enabled')}()"
         if self.callee.reads_grad_mode:
             yield f"not {out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"
 
     def emit_explanation(self) -> None:
         """Writes the lines that test each condition, and return a function that runs the program."""
         out, conditions = self.out, self._conditions
-        _emit_errors(out, conditions.found)
+        _emit_errors(out, conditions.listed)
         conditions.emit_reads()
         _emit_errors(out, conditions.on_sizes(self.record))
         out.writeline(f"{out.bind(self.callee.guards.accept, 'accept')}([{', '.join(conditions.plain)}])")

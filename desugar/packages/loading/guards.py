@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.values import Flat, Plain, Wrapper, is_wrapper, paths_of, unwrap_value
 from desugar.packages.manifest.records import Leaf, ProgramRecord
 
@@ -28,7 +28,7 @@ class Guards:
         """Builds the check from `examples`; dynamic sizes and strides are None."""
         self._fixed = {"dynamic_dims_sizes": sizes, "dynamic_dims_strides": strides}
         self._require_grad = [tensor.requires_grad for tensor in examples]
-        self.check = private.TensorGuards(*examples, **self._fixed).check
+        self.check = torch_private.TensorGuards(*examples, **self._fixed).check
         self.others: list[Any] = []
 
     def check_others(self, *tensors: Tensor) -> bool:
@@ -39,7 +39,7 @@ class Guards:
         """Adds a check of tensors that fit in the current mode, unless their strides differ from the fixed strides."""
         if [tensor.requires_grad for tensor in tensors] != self._require_grad:
             return  # they fit only while gradients are off
-        made = private.TensorGuards(*tensors, **self._fixed).check
+        made = torch_private.TensorGuards(*tensors, **self._fixed).check
         is_new = not (self.check(*tensors) or self.check_others(*tensors))
         if is_new and len(self.others) < self._MOST and made(*tensors):
             self.others.append(made)
@@ -48,7 +48,7 @@ class Guards:
 def guards_of(program: ProgramRecord) -> Guards:
     """Returns the check of the plain tensors in the arguments of a program."""
     plain = list(plain_in(program.leaves))
-    found: list[Any] = [program.leaf_facts[one.index] for one in plain]
+    plain_facts: list[Any] = [program.leaf_facts[one.index] for one in plain]
     with torch.inference_mode(False), torch.no_grad():
         examples = [
             torch.empty(
@@ -57,9 +57,11 @@ def guards_of(program: ProgramRecord) -> Guards:
                 device=facts.device,
                 requires_grad=one.requires_grad,
             )
-            for facts, one in zip(found, plain, strict=True)
+            for facts, one in zip(plain_facts, plain, strict=True)
         ]
-        return Guards(examples, [_fixed(one.size) for one in found], [_fixed(one.stride) for one in found])
+        return Guards(
+            examples, [_fixed(one.size) for one in plain_facts], [_fixed(one.stride) for one in plain_facts]
+        )
 
 
 def plain_in(leaves: Sequence[Leaf]) -> Iterator[Plain]:

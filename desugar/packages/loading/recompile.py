@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.base import CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.choose import choose_backend
 from desugar.ir.fx_utils import copy_graph, output_nodes
@@ -25,13 +25,13 @@ def recompiled(texts: Any, program: ProgramRecord) -> Callable[[GraphRecord], Co
         texts: Name -> the graph as JSON data.
         program: The program.
     """
-    env = private.ShapeEnv(duck_shape=False)
+    env = torch_private.ShapeEnv(duck_shape=False)
     symbols = [
-        private.symbol_between(env, f"s{n}", known.hint, known.low, known.high)
+        torch_private.symbol_between(env, f"s{n}", known.hint, known.low, known.high)
         for n, known in enumerate(program.symbols)
     ]
     hints = dict(zip(symbols, program.hints, strict=True))
-    mode = private.FakeTensorMode(shape_env=env)
+    mode = torch_private.FakeTensorMode(shape_env=env)
     for guard in program.guards:
         env.evaluate_expr(to_sympy(guard, symbols))
     num_guards = len(env.guards)
@@ -53,11 +53,11 @@ def recompiled(texts: Any, program: ProgramRecord) -> Callable[[GraphRecord], Co
         is_forward = record == program.forward
         items = (one.items for one in program.backwards if one.compiled == record)
         facts = program.spec.inputs.items if is_forward else next(items)
-        with mode, torch.no_grad(), env.ignore_fresh_unbacked_symbols(), private.oblivious_sizes():
+        with mode, torch.no_grad(), env.ignore_fresh_unbacked_symbols(), torch_private.oblivious_sizes():
             graph = graph_text.read(texts[record.name], list(map(fake, facts)))
         role = "backward" if not is_forward else "inference" if program.spec.split is None else "forward"
         kind = GraphKind(role, len(output_nodes(graph)))
-        with private.oblivious_sizes():
+        with torch_private.oblivious_sizes():
             compiled, _ = choose_backend(BACKEND).compile(copy_graph(graph), kind, mode)
         return compiled if len(env.guards) == num_guards else run_eagerly(graph)
 

@@ -38,26 +38,26 @@ def find_weights(
             f"state lacks {len(missing)} of the {len(manifest.weights)} weights: {', '.join(missing[:5])}; it has "
             f"{', '.join(list(given)[:5])}"
         )
-    found = {record.name: given[record.name] for record in manifest.weights}
+    tensors = {record.name: given[record.name] for record in manifest.weights}
     for record in manifest.weights:
         try:
             with torch.no_grad():
-                check_weight(record, found[record.name])
+                check_weight(record, tensors[record.name])
         except SignatureError as error:
             raise PackageError(str(error)) from error
-        if manifest.is_training and found[record.name].requires_grad and not record.value.requires_grad:
+        if manifest.is_training and tensors[record.name].requires_grad and not record.value.requires_grad:
             raise PackageError(
                 f"weight {record.name} requires grad, and did not when the package was saved: call "
                 "requires_grad_(False), or save it again"
             )
-    return found
+    return tensors
 
 
 def _check_tied(record: WeightRecord, given: dict[str, Tensor]) -> None:
     """Raises `PackageError` if the names of a tied weight have different tensors; adds a missing main name."""
-    found = {name: given[name] for name in (record.name, *record.aliases) if name in given}
-    if found:
-        (first, weight), *others = found.items()
+    tied = {name: given[name] for name in (record.name, *record.aliases) if name in given}
+    if tied:
+        (first, weight), *others = tied.items()
         for name, other in others:
             if other is not weight and not _are_equal(weight, other):
                 raise PackageError(
@@ -71,20 +71,20 @@ def _are_equal(a: Any, b: Any) -> bool:
     """Whether two weights have equal values, as the separate tensors of a tied weight in a `state_dict` do."""
     if type(a) is not type(b) or not isinstance(a, Tensor) or a.size() != b.size() or a.dtype != b.dtype:
         return False
-    parts = zip(plain_parts(a), plain_parts(b), strict=False)
-    return all(x.size() == y.size() and x.dtype == y.dtype and torch.equal(x, y) for x, y in parts)
+    pairs = zip(plain_parts(a), plain_parts(b), strict=False)
+    return all(x.size() == y.size() and x.dtype == y.dtype and torch.equal(x, y) for x, y in pairs)
 
 
 def _tensors_of(state: Mapping[str, Tensor | nn.Module] | nn.Module) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     given: Mapping[str, Any] = {"": state} if isinstance(state, nn.Module) else state
     for name, value in given.items():
         if isinstance(value, nn.Module):
-            found |= value.named_parameters(name, remove_duplicate=False)
-            found |= value.named_buffers(name, remove_duplicate=False)
+            tensors |= value.named_parameters(name, remove_duplicate=False)
+            tensors |= value.named_buffers(name, remove_duplicate=False)
         else:
-            found[name] = value
-    return found
+            tensors[name] = value
+    return tensors
 
 
 def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> Tensor:

@@ -142,8 +142,8 @@ class Reader:
 @functools.cache
 def _named(cls: type) -> Callable[[str], Any]:
     """Returns a function that finds a dtype, memory format or layout of torch by its name."""
-    found = (value for value in vars(torch).values() if isinstance(value, cls))
-    return {str(value).removeprefix("torch."): value for value in found}.__getitem__
+    constants = (value for value in vars(torch).values() if isinstance(value, cls))
+    return {str(value).removeprefix("torch."): value for value in constants}.__getitem__
 
 
 # ------------------------------------------------------------------------------------------------ checking

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import PackageError
 
 # ------------------------------------------------------------------------------------------------- records
@@ -113,7 +113,7 @@ def to_sympy(extent: Extent, symbols: Sequence[Any]) -> Any:
         case Symbol(index):
             return symbols[index]
         case Expression(op, operands):
-            make = getattr(private.size_functions, op, None) or getattr(sympy, op)
+            make = getattr(torch_private.size_functions, op, None) or getattr(sympy, op)
             return make(*(to_sympy(operand, symbols) for operand in operands))
     return sympy.Integer(extent)
 

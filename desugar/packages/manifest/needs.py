@@ -61,7 +61,7 @@ def find_classes(fingerprints: Mapping[str, str], given: Iterable[type]) -> dict
             raise TypeError(f"expected classes, got {cls!r:.100}")
         # The script that saved the package may have declared the class.
         known |= {f"__main__.{cls.__qualname__}": cls, full_name(cls): cls}
-    found = {}
+    classes = {}
     for name, digest in fingerprints.items():
         short = name.rpartition(".")[2]
         cls = known.get(name) or _shipped(name, short)  # type: ignore[assignment]
@@ -73,8 +73,8 @@ def find_classes(fingerprints: Mapping[str, str], given: Iterable[type]) -> dict
             raise PackageError(
                 f"{name} is declared differently than when this package was saved: save it again"
             )
-        found[name] = cls
-    return found
+        classes[name] = cls
+    return classes
 
 
 def _shipped(name: str, short: str) -> type | None:

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from desugar.backends.calling import Argument, Calling, Computed, Known, Passed
 from desugar.backward.emit import Variant
 from desugar.errors import PackageError
-from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
 from desugar.ir.stages import (
     FromForward,
     FromInput,
@@ -28,8 +28,8 @@ from desugar.ir.stages import (
     Interface,
     Origin,
     Outputs,
+    PartitionSpec,
     ProgramSpec,
-    Split,
 )
 from desugar.ir.values import Constant, Plain, Same, Slot, View, Wrapper
 from desugar.packages.manifest.expressions import Expression, Extent, Symbol, value_of
@@ -266,7 +266,7 @@ _IN_FILES: dict[type, dict[str, Any]] = {
     InputSpec: {"items": tuple[Fact, ...]},
     GradientCall: dict.fromkeys(("received", "returned"), tuple[frozenset[int], ...]),
     Interface: {"tangent_items": tuple[TensorFacts, ...]},
-    Split: {
+    PartitionSpec: {
         "random_op": Text | None,  # type: ignore[operator]
         **dict.fromkeys(("forward_outputs", "backward_items", "gradients"), tuple[Fact, ...]),
     },
@@ -279,8 +279,8 @@ RECORDS: dict[str, type] = {
     for cls in (
         TensorFacts, Symbol, Expression, Node, Parameter, Unused, FromWeight, Result, Restrided, GraphRecord,
         SymbolRecord, ProgramRecord, WeightRecord, Machine, Manifest, Origin, Calling, Argument, Computed, Passed,
-        Known, Outputs, InputSpec, ProgramSpec, Interface, GradientCall, Split, FromInput, FromForward, FromTangent,
-        Constant, Plain, Same, Slot, View, Wrapper, Variant,
+        Known, Outputs, InputSpec, ProgramSpec, Interface, GradientCall, PartitionSpec, FromInput, FromForward,
+        FromTangent, Constant, Plain, Same, Slot, View, Wrapper, Variant,
     )
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import PackageError
 from desugar.packages.manifest.records import Node, Parameter, Tree, Word
 
@@ -42,10 +42,10 @@ def container(cls: type) -> Any:
     if cls is torch.Size:
         return _OF_SIZES
     is_named_tuple = issubclass(cls, tuple) and hasattr(cls, "_fields")
-    found = private.registered_container(namedtuple if is_named_tuple else cls)
-    if found is None:
+    registered = torch_private.registered_container(namedtuple if is_named_tuple else cls)
+    if registered is None:
         raise PackageError(f"{cls.__qualname__} is not registered as a container in torch.utils._pytree")
-    return found
+    return registered
 
 
 def flatten(value: Any, leaves: list[Any], where: str, also: tuple[type, ...] = ()) -> Tree:

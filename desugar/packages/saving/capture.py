@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor, fx, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.api import build_maker, find_target, with_own_code
 from desugar.backends.base import Backend
 from desugar.dynamo import backend as dynamo
@@ -29,8 +29,8 @@ from desugar.errors import PackageError
 from desugar.ir.values import Constant
 from desugar.packages.manifest.structure import Flattened, arrange, flatten_call, names_of
 from desugar.program import Program
-from desugar.recording.listeners import Caller, called_by
-from desugar.store.programs import Place
+from desugar.recording.listeners import CompilationOwner, compiling_for
+from desugar.store.programs import ProgramCache
 
 _PATH = re.compile(r"(?:\.\w+)*")
 
@@ -59,7 +59,7 @@ class Captured:
     Attributes:
         flattened: The arguments.
         program: The program.
-        place: The results of the stages.
+        cache: The results of the stages.
         sources: Dynamo's source of each input of the graph.
         examples: The inputs of the graph in this call.
         fakes: Number of an argument leaf -> its fake tensor in Dynamo's fake mode, for leaves that Dynamo read.
@@ -72,7 +72,7 @@ class Captured:
 
     flattened: Flattened
     program: Program = field(init=False)
-    place: Place = field(default_factory=Place)
+    cache: ProgramCache = field(default_factory=ProgramCache)
     sources: list[Any] = field(default_factory=list)
     examples: list[Any] = field(default_factory=list)
     fakes: dict[int, Any] = field(default_factory=dict)
@@ -87,14 +87,14 @@ class Captured:
         """The argument leaves, with the fakes of tensors and the symbols of ints that are graph inputs."""
         leaves = [self.fakes.get(n, leaf) for n, leaf in enumerate(self.flattened.leaves)]
         for source, example in zip(self.sources, self.examples, strict=True):
-            number, path = self.locate(private.source_name(source)) or (0, ("",))
+            number, path = self.locate(torch_private.source_name(source)) or (0, ("",))
             if isinstance(example, SymInt) and not path:
                 leaves[number] = example
         return leaves
 
     def is_of_argument(self, source: Any) -> bool:
         """Whether the root of a Dynamo source is a parameter for which the call passes an argument."""
-        name = getattr(private.source_root(source), "local_name", None)
+        name = getattr(torch_private.source_root(source), "local_name", None)
         return name in {parameter for parameter, _ in self.flattened.arguments}
 
     def locate(self, text: str) -> tuple[int, tuple[str, ...]] | None:
@@ -134,13 +134,13 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
         target, bound = _call_of(fn, captured.flattened), ()
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        captured.sources = private.input_sources(graph)
+        captured.sources = torch_private.input_sources(graph)
         captured.examples = list(inputs)
         if any(source is None for source in captured.sources):
             raise PackageError(
                 "an input of the graph has no name: pass the tensors that the function uses as arguments"
             )
-        captured.program = dynamo.compile_graph(graph, inputs, backend, captured.place)
+        captured.program = dynamo.compile_graph(graph, inputs, backend, captured.cache)
         _note_fakes(captured)
         captured.standins = [_stand_in(value) for value in captured.program.outputs]
         return lambda *leaves: tuple(captured.standins)
@@ -149,16 +149,16 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
     compile_graph.__wrapped__ = dynamo.dynamo_backend  # type: ignore[attr-defined]
     function = with_own_code(target)
     # Dynamo raises for a function that changes Python objects; floats and ints of arguments are constants.
-    options = private.dynamo_config.patch(
+    options = torch_private.dynamo_config.patch(
         side_effect_replay_policy="error",
         replay_side_effects=False,
         specialize_float=True,
         automatic_dynamic_shapes=False,
     )
     try:
-        with called_by(Caller(fn, "saved in a package")), options:
+        with compiling_for(CompilationOwner(fn, "saved in a package")), options:
             dynamo_context(compile_graph, True, dynamic)(function)(*bound, *given.args, **given.kwargs)
-    except private.BackendCompilerFailed as error:
+    except torch_private.BackendCompilerFailed as error:
         raise_own(error)
     except RuntimeError as error:
         if "converted to Scalar" in str(error):
@@ -186,7 +186,7 @@ def _run_on_fakes(function: Callable[..., Any], bound: tuple[Any, ...], captured
     Raises:
         PackageError: Dynamo produced more or fewer than one graph, or the bytecode does more than build the result.
     """
-    made = [entry.code for entry in private.cache_entries(function.__code__)]
+    made = [entry.code for entry in torch_private.cache_entries(function.__code__)]
     made = [code for code in made if any(name.startswith("__compiled_fn") for name in code.co_names)]
     if len(made) != 1:
         raise PackageError(f"expected one graph of the function, Dynamo made {len(made)}")
@@ -222,17 +222,17 @@ def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
 
 def _note_fakes(captured: Captured) -> None:
     """Records the fakes and the sources of the argument leaves that Dynamo read."""
-    context = private.TracingContext.try_get()
-    for pair in private.duplicate_sources(context):
+    context = torch_private.TracingContext.try_get()
+    for pair in torch_private.duplicate_sources(context):
         own = [source for source in pair if captured.is_of_argument(source)]
         if len(own) == 1:  # a tensor of an argument is the same object as something outside
-            captured.duplicated.add(as_expression(private.source_name(own[0])))
-    read = (source for source in private.facts_read(context) if source is not None)
-    captured.facts += map(private.source_name, read)
+            captured.duplicated.add(as_expression(torch_private.source_name(own[0])))
+    read = (source for source in torch_private.facts_read(context) if source is not None)
+    captured.facts += map(torch_private.source_name, read)
     for number, leaf in enumerate(captured.flattened.leaves):
         if isinstance(leaf, Tensor) and leaf in context.tensor_to_context:
             known = context.tensor_to_context[leaf]
-            captured.leaf_sources[number] = private.source_name(known.tensor_source)
+            captured.leaf_sources[number] = torch_private.source_name(known.tensor_source)
             captured.fakes[number] = context.fake_mode.from_tensor(
                 leaf, symbolic_context=known, source=known.tensor_source
             )

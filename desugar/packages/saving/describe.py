@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import SymInt, Tensor, nn
 
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.errors import PackageError
 from desugar.ir.stages import Origin
 from desugar.ir.storage import base_of
@@ -115,48 +115,48 @@ class Weights:
     """The tensors that the functions of a package hold.
 
     Attributes:
-        found: The tensors in order, each with its name and the other names that modules have for it.
+        entries: The tensors in order, each with its name and the other names that modules have for it.
     """
 
     def __init__(self, fn: Any) -> None:
-        self.found: list[tuple[Tensor, str, tuple[str, ...]]] = []
+        self.entries: list[tuple[Tensor, str, tuple[str, ...]]] = []
         owner = getattr(fn, "__self__", fn)  # of a method
-        self._known = _names_in("", owner) if isinstance(owner, nn.Module) else _names_held(owner)
+        self._known = _names_in("", owner) if isinstance(owner, nn.Module) else _names_in_closure(owner)
 
     def index(self, tensor: Tensor, source: Any) -> int:
         """Returns the number of a tensor, added if it is new."""
-        for number, (known, _, _) in enumerate(self.found):
+        for number, (known, _, _) in enumerate(self.entries):
             if known is tensor:
                 return number
         names = self._known.get(id(tensor), [])
-        name = names[0] if names else _clean(private.source_name(source))
+        name = names[0] if names else _clean(torch_private.source_name(source))
         aliases = tuple(other for other in names if other != name)
-        while any(name == other for _, other, _ in self.found):
+        while any(name == other for _, other, _ in self.entries):
             name += "_"
-        self.found.append((tensor, name, aliases))
-        return len(self.found) - 1
+        self.entries.append((tensor, name, aliases))
+        return len(self.entries) - 1
 
 
 def _names_in(prefix: str, module: nn.Module) -> dict[int, list[str]]:
     """Returns the names of each buffer and parameter of a module, by the identity of the tensor."""
-    found: dict[int, list[str]] = {}
+    names_by_tensor: dict[int, list[str]] = {}
     for named in (module.named_buffers, module.named_parameters):
         for name, tensor in named(prefix, remove_duplicate=False):
-            found.setdefault(id(tensor), []).append(name)
-    return found
+            names_by_tensor.setdefault(id(tensor), []).append(name)
+    return names_by_tensor
 
 
-def _names_held(fn: Any) -> dict[int, list[str]]:
+def _names_in_closure(fn: Any) -> dict[int, list[str]]:
     """Returns the names in the modules that a function closes over or has among its globals."""
     try:
-        held = inspect.getclosurevars(inspect.unwrap(fn))
+        closure_vars = inspect.getclosurevars(inspect.unwrap(fn))
     except (TypeError, ValueError):  # it is not a function of Python, or a cell is empty
         return {}
-    found: dict[int, list[str]] = {}
-    for name, value in {**held.globals, **held.nonlocals}.items():
+    names_by_tensor: dict[int, list[str]] = {}
+    for name, value in {**closure_vars.globals, **closure_vars.nonlocals}.items():
         for tensor, names in _names_in(name, value).items() if isinstance(value, nn.Module) else ():
-            found.setdefault(tensor, []).extend(names)
-    return found
+            names_by_tensor.setdefault(tensor, []).extend(names)
+    return names_by_tensor
 
 
 def _clean(name: str) -> str:
@@ -174,11 +174,11 @@ class Description:
     """Describes one captured call."""
 
     def __init__(self, captured: Captured, weights: Weights, grads: bool) -> None:
-        place = captured.place
-        if place.stored is None or place.inputs is None:
+        cache = captured.cache
+        if cache.stored is None or cache.inputs is None:
             raise PackageError("the graph was not compiled by this library, so there is nothing to save")
         self.captured, self.weights, self.grads = captured, weights, grads
-        self.stored, self.inputs = place.stored, place.inputs
+        self.stored, self.inputs = cache.stored, cache.inputs
         self.symbols = Symbols(self.inputs.mode.shape_env)
         self._leaves, self._fakes = captured.flattened.leaves, captured.fake_leaves
 
@@ -212,7 +212,7 @@ class Description:
             forward=graphs[id(self.stored.forward)],
             backwards=tuple(
                 replace(captured.program.variants.describe(present, None), compiled=graphs[id(compiled)])  # type: ignore[union-attr, arg-type]
-                for present, compiled in captured.place.backwards.items()
+                for present, compiled in captured.cache.backwards.items()
             ),
             result=tree,
             results=tuple(map(self._result_leaf, result)),
@@ -264,15 +264,15 @@ class Description:
         names = names_of(self.captured.flattened.arguments)
         leaves = {id(leaf): leaf for leaf in self._leaves if isinstance(leaf, Tensor)}
         inner = Counter(id(part) for leaf in leaves.values() for _, part in _inner_tensors(leaf))
-        found = [names[n] for n, leaf in enumerate(self._leaves) if id(leaf) in inner]
-        found += sorted(self.captured.duplicated)
+        same = [names[n] for n, leaf in enumerate(self._leaves) if id(leaf) in inner]
+        same += sorted(self.captured.duplicated)
         for source, example in zip(self.captured.sources, self.captured.examples, strict=True):
             is_own = self.captured.is_of_argument(source)
             if inner[id(example)] > is_own or (id(example) in leaves and not is_own):
-                found.append(private.source_name(source))
-        if found:
+                same.append(torch_private.source_name(source))
+        if same:
             raise PackageError(
-                f"{as_expression(found[0])} is the same object as another part of the call, or as an object that the "
+                f"{as_expression(same[0])} is the same object as another part of the call, or as an object that the "
                 "function holds: save a call with a clone of it"
             )
 
@@ -305,13 +305,13 @@ class Description:
 
     def _source(self, source: Any, example: Any) -> Source:
         if isinstance(example, Tensor):
-            if (found := _find_tensor(example, self._leaves)) is not None:
-                return found
+            if (tensor_source := _find_tensor(example, self._leaves)) is not None:
+                return tensor_source
             self._refuse_attribute(source)
             return FromWeight(self.weights.index(example, source))
-        is_size = isinstance(source, private.TensorPropertySource)
-        place = self.captured.locate(private.source_name(source.base if is_size else source))
-        if place is not None and (is_size or not place[1] or self._is_dynamic(*place)):
+        is_size = isinstance(source, torch_private.TensorPropertySource)
+        location = self.captured.locate(torch_private.source_name(source.base if is_size else source))
+        if location is not None and (is_size or not location[1] or self._is_dynamic(*location)):
             return self._number(example)
         self._refuse_attribute(source)
         value = example.node.hint if isinstance(example, SymInt) else example
@@ -329,10 +329,10 @@ class Description:
 
     def _refuse_attribute(self, source: Any) -> None:
         """Raises `PackageError` for an attribute of an argument, and for a random number that Python draws."""
-        if type(private.source_root(source)).__name__ == "RandomValueSource":
+        if type(torch_private.source_root(source)).__name__ == "RandomValueSource":
             raise PackageError("the function draws random numbers in Python: draw them with torch")
         if self.captured.is_of_argument(source):
-            raise _reads_attribute(private.source_name(source))
+            raise _reads_attribute(torch_private.source_name(source))
 
     # ................................................................................................ results
 
@@ -347,14 +347,14 @@ class Description:
             size, stride = (tuple(map(self.symbols.fact, part)) for part in extents[:2])
             start, base = self.symbols.fact(extents[2]), self.symbols.fact(base_of(replay.traced))
             needed = set().union(*map(symbols_in, (*size, *stride, start)))
-            found = {
+            base_extents = {
                 extent.index: (extent.index, method, dim)
                 for method, kind in (("stride", base.stride), ("size", base.size))
                 for dim, extent in enumerate(kind)
                 if isinstance(extent, Symbol) and extent.index in needed
             }
-            if found.keys() == needed:
-                return Restrided(path, is_unwrapped, size, stride, start, tuple(found.values()))  # type: ignore[arg-type]
+            if base_extents.keys() == needed:
+                return Restrided(path, is_unwrapped, size, stride, start, tuple(base_extents.values()))  # type: ignore[arg-type]
         raise PackageError(
             "a result is a view of an argument or of another result, of another dtype, of a wrapper, or with sizes "
             "not its own: return a clone()"
@@ -366,8 +366,8 @@ class Description:
                 return Result(number)
         if not isinstance(leaf, Tensor):
             return self._number(leaf)
-        if (found := _find_tensor(leaf, self._fakes)) is not None:
-            return found
+        if (tensor_source := _find_tensor(leaf, self._fakes)) is not None:
+            return tensor_source
         raise PackageError(
             "the result holds a tensor that is neither computed nor an argument (a parameter, or an attribute of "
             "an argument): return a clone of it"

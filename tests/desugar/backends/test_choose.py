@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 import desugar
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends.choose import choose_backend
 from tests.desugar.classes import Beside, Halves, Int8Like, Pair, TwoTensor, make
 from tests.desugar.judge import by_pass, judge
@@ -108,13 +108,13 @@ def test_inductor_keeps_random_numbers_apart():
 
 
 def test_mode_and_options(monkeypatch):
-    seen, compile_inner = [], private.compile_fx_inner
+    seen, compile_inner = [], torch_private.compile_fx_inner
 
     def spy(*args, **kwargs):
         seen.append((config.max_autotune, config.epilogue_fusion))
         return compile_inner(*args, **kwargs)
 
-    monkeypatch.setattr(private, "compile_fx_inner", spy)
+    monkeypatch.setattr(torch_private, "compile_fx_inner", spy)
     desugar.compile(torch.sin, mode="max-autotune-no-cudagraphs", options={"epilogue-fusion": False})(
         make(Pair, 3)
     )

@@ -18,7 +18,7 @@ import torch
 from torch._inductor.utils import fresh_cache
 
 import desugar
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.backends import choose
 from desugar.backends.base import Backend
 from desugar.backends.inductor_patches import PendingKernels, postpone_kernels, tried_when_asked
@@ -48,7 +48,7 @@ def loss_and_logits(x, w):
 @pytest.fixture
 def empty_cache():
     """Inductor's caches, empty, and two threads that build kernels."""
-    with private.inductor_config.patch(compile_threads=2), fresh_cache():
+    with torch_private.inductor_config.patch(compile_threads=2), fresh_cache():
         yield
 
 
@@ -158,7 +158,7 @@ def test_other_gradients_than_expected_have_a_backward_of_their_own(
 def test_a_backward_is_compiled_when_it_is_called_where_nobody_waits(
     empty_cache, backwards, door, threads, ahead
 ):
-    with private.inductor_config.patch(compile_threads=threads):
+    with torch_private.inductor_config.patch(compile_threads=threads):
         results, args = called(door(chain))
         assert len(backwards) == ahead
         assert_right(results, args)
@@ -176,9 +176,9 @@ def test_nothing_is_compiled_ahead_when_the_forward_is_there(empty_cache, backwa
 
 
 def test_kernels_of_other_devices_are_not_put_off():
-    graph = private.make_fx(lambda x: x * 2, tracing_mode="fake")(torch.rand(3, device="meta"))
-    with private.inductor_config.patch(compile_threads=2), postpone_kernels(graph) as kernels:
-        private.AsyncCompile().wait({"kernel": lambda: None})
+    graph = torch_private.make_fx(lambda x: x * 2, tracing_mode="fake")(torch.rand(3, device="meta"))
+    with torch_private.inductor_config.patch(compile_threads=2), postpone_kernels(graph) as kernels:
+        torch_private.AsyncCompile().wait({"kernel": lambda: None})
     assert not kernels.waits
 
 
@@ -235,21 +235,21 @@ def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, m
 
     def refuse_backward(graph, inputs, kind):
         if kind.role == "backward":
-            raise private.InductorError(NotImplementedError("no such kernel"), None)
+            raise torch_private.InductorError(NotImplementedError("no such kernel"), None)
         return compile_inductor(graph, inputs, kind)
 
     monkeypatch.setattr(choose, "_compile_inductor", refuse_backward)
     results, args = called(desugar.compile(chain))
     torch.testing.assert_close(results.a, chain(*args).a)
-    with pytest.raises(private.InductorError, match="no such kernel"):
+    with pytest.raises(torch_private.InductorError, match="no such kernel"):
         gradients(results, args)
 
 
 @pytest.mark.slow
 def test_the_compilers_own_error_is_raised_by_the_call(empty_cache):
     with (
-        private.inductor_config.patch({"cpp.cxx": (None, "false")}),  # a compiler that always fails
-        pytest.raises((private.CppCompileError, private.InductorError)),
+        torch_private.inductor_config.patch({"cpp.cxx": (None, "false")}),  # a compiler that always fails
+        pytest.raises((torch_private.CppCompileError, torch_private.InductorError)),
     ):
         called(desugar.compile(chain))
     assert_right(*called(desugar.compile(chain)))  # nothing is left of it
@@ -328,7 +328,7 @@ on_x86 = pytest.mark.skipif(
 
 @on_x86
 def test_outside_of_the_context_the_list_is_pytorchs():
-    module = private.cpu_vec_isa
+    module = torch_private.cpu_vec_isa
     with tried_when_asked():
         pass
     everywhere = module.valid_vec_isa_list()

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from desugar.dynamo.entry import Entry
+from desugar.dynamo.entry import EntryCallable
 from tests.desugar.judge import assert_same_values, by_pass, switched
 from tests.doors import by_desugar, by_torch
 
 
 def entry_of(compiled):
     calls = compiled._calls if hasattr(compiled, "_calls") else type(compiled)._desugar_calls
-    assert isinstance(calls, Entry)
+    assert isinstance(calls, EntryCallable)
     return calls
 
 

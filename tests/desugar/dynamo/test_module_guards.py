@@ -20,8 +20,8 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from desugar import _torch as private
-from desugar.dynamo.implied_guards import Unchanged, has_fixed_metadata, has_fixed_names
+from desugar import _torch as torch_private
+from desugar.dynamo.implied_guards import ModuleSnapshot, has_fixed_metadata, has_fixed_names
 from subclasses import TensorSubclass, inner, static
 from tests.desugar.classes import Pair, Tagged, TwoTensor, make
 from tests.desugar.dynamo.test_entry import direct, entry_of, is_direct
@@ -223,12 +223,12 @@ def test_a_function_that_holds_a_module():
 def test_a_write_through_the_object_is_a_change_and_the_same_value_is_none():
     net = Net()
     own, names = vars(net.layers[0]), list(vars(net.layers[0]))
-    found, other = Unchanged.of(net, unshare=True), Unchanged.of(net, unshare=True)
+    found, other = ModuleSnapshot.of(net, unshare=True), ModuleSnapshot.of(net, unshare=True)
     assert vars(net.layers[0]) is own and list(own) == names
     net.train()
-    assert found.holds() and other.holds()
+    assert found.still_holds() and other.still_holds()
     net.layers[0].scale = 0.25
-    assert own["scale"] == 0.25 and not found.holds() and not other.holds()
+    assert own["scale"] == 0.25 and not found.still_holds() and not other.still_holds()
 
 
 def test_a_mode_that_is_set_at_each_step_keeps_the_guards():
@@ -237,24 +237,27 @@ def test_a_mode_that_is_set_at_each_step_keeps_the_guards():
     for step in range(8):
         net.train()
         assert is_direct(compiled, x) == (step > 0) or step == 1
-    assert not noted(compiled).is_given_up and noted(compiled).unchanged.uses[0] > 4
+    assert not noted(compiled).is_given_up and noted(compiled).snapshot.uses[0] > 4
 
 
 @pytest.mark.parametrize("number", [0, 63, 64, 199])
 def test_each_dictionary_of_many_is_compared(number):
     dicts = [{"a": n} for n in range(200)]
-    is_unchanged, other = (private.unchanged_guards(dicts, [], []) for _ in range(2))
+    is_unchanged, other = (torch_private.unchanged_guards(dicts, [], []) for _ in range(2))
     assert all(check() for _ in range(3) for check in (is_unchanged, other))
     del other  # the guards of a check outlive the guards of another check
     for change in (lambda held: held.update(b=2), lambda held: held.pop("b")):
         change(dicts[number])
         assert not is_unchanged()
-    assert private.unchanged_guards(dicts, [], [])()
+    assert torch_private.unchanged_guards(dicts, [], [])()
 
 
 def test_a_check_may_end_before_what_it_compares_and_after():
     holder = nn.Linear(2, 2)
-    is_unchanged, held = private.unchanged_guards([holder._parameters], [holder], []), weakref.ref(holder)
+    is_unchanged, held = (
+        torch_private.unchanged_guards([holder._parameters], [holder], []),
+        weakref.ref(holder),
+    )
     assert is_unchanged()
     del holder
     assert is_unchanged()
@@ -386,7 +389,7 @@ def test_changes_are_noticed_implied(mesh, name, grad):
     with torch.set_grad_enabled(grad):
         compiled = warm(net, x)
         IMPLIED_CHANGES[name](net, hooks)
-        assert not noted(compiled).unchanged.holds()
+        assert not noted(compiled).snapshot.still_holds()
         assert_follows(compiled, net, x)
 
 
@@ -407,14 +410,14 @@ def test_what_dynamo_compares_is_compared(mesh, name):
     net, x = parallel(mesh), torch.randn(2, 4)
     compiled = warm(net, x)
     (code,), frame = entry_of(compiled)._accepted, entry_of(compiled)._frame((x,), {})
-    assert code.check(frame) and code.module.unchanged.holds()
+    assert code.check(frame) and code.module.snapshot.still_holds()
     IN_PLACE[name](net)
-    assert not code.check(frame) and not code.module.unchanged.holds()
+    assert not code.check(frame) and not code.module.snapshot.still_holds()
 
 
 def test_the_rest_has_no_guard_on_the_module_but_its_type(mesh):
     compiled = warm(parallel(mesh), torch.randn(2, 4))
-    text = str(torch._dynamo.guards.GuardManagerWrapper(noted(compiled).split.rest))
+    text = str(torch._dynamo.guards.GuardManagerWrapper(noted(compiled).remaining.rest))
     first, *rest = (
         line for line in text.splitlines() if "L['module']" in line and "GuardManager" not in line
     )
@@ -449,10 +452,10 @@ def test_an_attribute_of_a_base_class(monkeypatch):
         layer.register_forward_hook(doubled)
     compiled = warm(net, x)
     found = noted(compiled)
-    assert [(a.cls, a.name) for a in found.split.of_classes] == [(nn.Module, "_compiled_call_impl")]
-    assert found.unchanged.holds()
+    assert [(a.cls, a.name) for a in found.remaining.of_classes] == [(nn.Module, "_compiled_call_impl")]
+    assert found.snapshot.still_holds()
     monkeypatch.setattr(nn.Module, "_compiled_call_impl", lambda self, x: x * 7)
-    assert not found.unchanged.holds()
+    assert not found.snapshot.still_holds()
     torch.testing.assert_close(compiled(x), net(x))
 
 
@@ -476,7 +479,7 @@ def test_classes_without_metadata(cls):
     fn, x = lambda x: x * 2, make(cls, 2)
     by_pass(fn)(x)
     assert has_fixed_metadata(x) and has_fixed_names(x)
-    (entry,) = private.cache_entries(fn.__code__)
+    (entry,) = torch_private.cache_entries(fn.__code__)
     text = str(entry.guard_manager)
     assert "__tensor_flatten__" not in text and "___check_metadata" not in text
     assert "TYPE_MATCH: ___check_type_id(L['x']" in text and "check_tensor(L['x'].a" in text

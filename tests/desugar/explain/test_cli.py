@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("typer", reason="needs typer")
 from typer.testing import CliRunner
 
-from desugar import __main__ as command, _torch as private
+from desugar import __main__ as command, _torch as torch_private
 from desugar.cli.commands import app
 from desugar.cli.progress import progress
 
@@ -374,8 +374,8 @@ def test_long_work_says_on_a_terminal_what_it_is_at(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_doctor_tells_of_a_release_that_lacks_a_name(run, monkeypatch):
-    monkeypatch.setitem(private._LAZY, "no_such_name", "torch")
-    monkeypatch.setattr(private, "NAMES", (*private.NAMES, "no_such_name"))
+    monkeypatch.setitem(torch_private._LAZY, "no_such_name", "torch")
+    monkeypatch.setattr(torch_private, "NAMES", (*torch_private.NAMES, "no_such_name"))
     result = run("doctor")
     assert result.exit_code == 1 and "no_such_name" in result.output
 

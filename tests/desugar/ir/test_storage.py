@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import desugar
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.ir.fx_utils import (
     Results,
     clone_aliased_results,
@@ -77,8 +77,8 @@ aten = torch.ops.aten
 
 
 def traced(fn, *sizes):
-    with private.FakeTensorMode() as mode:
-        return private.make_fx(fn)(*(mode.from_tensor(torch.ones(size)) for size in sizes))
+    with torch_private.FakeTensorMode() as mode:
+        return torch_private.make_fx(fn)(*(mode.from_tensor(torch.ones(size)) for size in sizes))
 
 
 def test_results_that_became_one_are_copied_apart():

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import desugar
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.recording import listeners
 from desugar.recording.listeners import Recording
 from desugar.recording.trace_artifacts import collect_texts
@@ -241,7 +241,7 @@ def test_which_leaves_come_from_parameters():
     def note(recording):
         nodes = recording.graph.graph.find_nodes(op="placeholder")
         names = leaf_names(recording.graph)
-        found.update({name: private.is_argument(node) for name, node in zip(names, nodes, strict=True)})
+        found.update({name: torch_private.is_argument(node) for name, node in zip(names, nodes, strict=True)})
 
     with listeners.listen(note):
         by_torch(lambda x, by: x * SCALE + by["k"])(torch.ones(3), {"k": torch.ones(3)})

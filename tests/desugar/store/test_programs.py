@@ -21,7 +21,7 @@ from torch.compiler._cache import CacheArtifactManager
 
 import desugar
 import subclasses
-from desugar import _torch as private
+from desugar import _torch as torch_private
 from desugar.recording.listeners import listen
 from desugar.store import files, keys
 from subclasses.int8 import Int8Tensor
@@ -429,14 +429,14 @@ def test_it_can_be_switched_off(traced, monkeypatch):
 
 
 def test_a_release_without_the_names_stores_nothing(traced, monkeypatch):
-    monkeypatch.setitem(private._LAZY, "GraphPickler", "torch.fx:no_such_name")
-    monkeypatch.delitem(vars(private), "GraphPickler", raising=False)
-    private.can_store.cache_clear()
+    monkeypatch.setitem(torch_private._LAZY, "GraphPickler", "torch.fx:no_such_name")
+    monkeypatch.delitem(vars(torch_private), "GraphPickler", raising=False)
+    torch_private.can_store.cache_clear()
     try:
         check(traced, 2, *[(double, torch.ones(3))] * 2)
         assert not files.folder().exists()
     finally:
-        private.can_store.cache_clear()
+        torch_private.can_store.cache_clear()
 
 
 # ------------------------------------------------------------------------------------------------- damaged files

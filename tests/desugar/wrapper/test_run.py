@@ -109,8 +109,8 @@ def run(a0, a1):
             """\
 class Backward(Function):
     @staticmethod
-    def forward(ctx, items, kept, *differentiable):
-        x0, x1 = kept
+    def forward(ctx, items, tensor_args, *differentiable):
+        x0, x1 = tensor_args
         i0, i1, i2 = items
         r0, r1 = compiled_graph(items)
         out0 = make_wrapper_subclass(Pair, (2, 3), None, None, None, float32, strided, cpu)

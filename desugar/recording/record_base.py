@@ -24,7 +24,7 @@ def find_named(records: Iterable[Any], name: str) -> Any:
     Raises:
         KeyError: There is no such record.
     """
-    found = {record.name: record for record in records}
-    if name not in found:
-        raise KeyError(f"expected one of {', '.join(found)}, got {name!r}")
-    return found[name]
+    by_name = {record.name: record for record in records}
+    if name not in by_name:
+        raise KeyError(f"expected one of {', '.join(by_name)}, got {name!r}")
+    return by_name[name]
