@@ -186,7 +186,7 @@ def train(ways: list[Way], batches: list[list[Example]], seed: int) -> None:
 def measure_process(backend: str | None, kind: str, options: argparse.Namespace) -> tuple[float, float]:
     """The MiB by which training steps raise the resident memory of this process, and the seconds of its first step."""
     way, batches = make_way(backend, kind, options), draw_batches(options)
-    short = sorted(batches[0], key=length)
+    short = sorted(batches[0], key=length)  # a second batch size is compiled before the measurement
     with TemporaryDirectory() as caches:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
         start = time.perf_counter()
@@ -219,7 +219,7 @@ def check_agreement(ways: list[Way]) -> None:
 def print_table(
     ways: list[Way], batches: list[list[Example]], typical: Callable[[list[float]], float]
 ) -> None:
-    """One line for each way, with its typical seconds; ratios are to the ways that are compiled as it is."""
+    """One line for each way; eager ways are compared with eager ones, and compiled ways with compiled ones."""
     lengths = [[length(example) for example in examples] for examples in batches]
     real = sum(map(sum, lengths)) / sum(len(rows) * max(rows) for rows in lengths)
     print(

@@ -261,6 +261,16 @@ test_what_is_refused = raising(
             for kind in ("longrope", "dynamic")
         ],
         (
+            lambda: build("ModernBertForSequenceClassification", TINY | {"classifier_pooling": "mean"})(
+                PROMPTS
+            ),
+            "divides the sum of each row by the longest row; pass attention_mask=rows.mask()",
+        ),
+        (
+            lambda: RaggedCache(ZOO["llama"].build().config).row_lengths,
+            "no rows yet; call the model with the",
+        ),
+        (
             lambda: build("Sam3LiteTextTextModel", TINY)(PROMPTS),
             "of the type 'resized', a row longer than 0 tokens changes the results of shorter rows",
         ),

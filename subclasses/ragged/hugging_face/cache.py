@@ -28,7 +28,8 @@ class RaggedCache(DynamicCache):
         logits = model(tokens, past_key_values=cache, position_ids=cache.positions(tokens)).logits
 
     Further tokens are a dense tensor ``[B, T]``, or a `JaggedTensor` of B rows of different lengths. Each row then has
-    the result of all of its tokens in one call. A step of several tokens computes each score of a padded table.
+    the result of all of its tokens in one call. Several tokens of each row in one call attend more slowly, on a padded
+    table with a mask.
 
     Args:
         config: the configuration of the model.
@@ -61,7 +62,13 @@ class RaggedCache(DynamicCache):
 
     @property
     def row_lengths(self) -> Tensor:
-        """The number of tokens of each row, ``[B]`` int64; for a cache that is not empty."""
+        """The number of tokens of each row, ``[B]`` int64; raises `DispatchError` for an empty cache."""
+        if self.is_empty:
+            raise DispatchError(
+                "RaggedCache.row_lengths: the cache has no rows yet",
+                code="argument-refused",
+                hint="call the model with the prompts first",
+            )
         return self.layers[0].keys.row_lengths()
 
     def positions(self, tokens: Tensor) -> Tensor:

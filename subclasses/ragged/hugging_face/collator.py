@@ -13,7 +13,7 @@ from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded import PaddedTensor
 
 _BATCHED = ("input_ids", "labels", "token_type_ids")
-_DROPPED = ("attention_mask", "position_ids")
+_CHECKED = ("attention_mask", "position_ids")
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class RaggedCollator:
     the tokens whose ``attention_mask`` is 0, with their labels, from the left or from the right of an example.
 
     The batch is a dict of ``input_ids``, and of ``labels`` and ``token_type_ids`` where the examples have them. It has
-    no ``attention_mask`` and no ``position_ids``: a model numbers the tokens of each row from 0, which the collator
-    compares with the given positions.
+    no ``attention_mask`` and no ``position_ids``: a model numbers the tokens of each row from 0. Given positions must
+    be the same.
 
     Args:
         layout: ``"jagged"`` for ``JaggedTensor``; ``"padded"`` for ``PaddedTensor``, whose table has few shapes.
@@ -82,7 +82,7 @@ class RaggedCollator:
             )
         columns = {name: self._batch([row[name] for row in rows]) for name in names}
         tokens = columns["input_ids"]
-        # All values share the offsets or lengths of the first value, so their rows match without a comparison.
+        # All columns share the offsets or lengths tensor of `input_ids`: later ops see that their rows match.
         if self.decoder_start is None or "labels" not in columns:
             return {name: tokens.with_stored(x.stored) for name, x in columns.items()}
         labels = columns.pop("labels")
@@ -101,9 +101,9 @@ class RaggedCollator:
             raise ValueError(
                 f"{where}: expected 'input_ids', got the columns {sorted(example)}; tokenize it first"
             )
-        if unknown := sorted({*example} - {*_BATCHED, *_DROPPED}):
+        if unknown := sorted({*example} - {*_BATCHED, *_CHECKED}):
             raise ValueError(
-                f"{where}: expected columns of {[*_BATCHED, *_DROPPED]}, got {unknown[0]!r}; remove the column, or "
+                f"{where}: expected columns of {[*_BATCHED, *_CHECKED]}, got {unknown[0]!r}; remove the column, or "
                 f"collate it in a function that calls the collator for the others"
             )
         row = {name: _as_row(where, name, values) for name, values in example.items()}
@@ -153,7 +153,9 @@ def _as_row(where: str, name: str, values: Any) -> Tensor:
             f"{where}: expected {name!r} as one row of integers, got the shape {tuple(row.shape)}; pass one row "
             f"in each example, as tokenizers return it without return_tensors"
         )
-    if len(row) and (row.is_floating_point() or row.is_complex()):
+    if len(row) and (
+        row.is_floating_point() or row.is_complex() or (name == "labels" and row.dtype == torch.bool)
+    ):
         raise TypeError(f"{where}: expected {name!r} as integers, got {row.dtype}; convert the column")
     return row.to(torch.int64)
 

@@ -112,8 +112,13 @@ def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:
     for refused in _REFUSED:
         given = kwargs.get(refused)
         if given is not None and not getattr(given, "is_empty", False):  # an empty RaggedCache
+            own = (
+                "an empty RaggedCache, made for each call"
+                if refused == "past_key_values"
+                else f"no {refused}"
+            )
             raise DispatchError(
-                f"{name}.generate: expected no {refused} beside ragged prompts",
+                f"{name}.generate: expected {own} beside ragged prompts",
                 code="argument-refused",
                 hint=f"leave out {refused}, or pass a dense batch: input_ids.to_dense(fill), with an attention_mask",
             )

@@ -67,6 +67,11 @@ _MASKED = (
     "attention_mask beside ragged rows: expected ones at the tokens of the rows, got a zero, as of padding on the left",
     "leave out attention_mask",
 )
+_POOLED = (
+    "classifier_pooling='mean' of {}: without a mask, the model divides the sum of each row by the longest row",
+    "pass attention_mask=rows.mask(), or a configuration with classifier_pooling='cls'",
+)
+_POOLS_BY_MASK = ("modernbert", "modernvbert", "ultrabert", "ultravbert")
 _SCALED = (
     "positions that depend on the longest row: of the type {!r}, a row longer than {} tokens changes the results of "
     "shorter rows",
@@ -95,8 +100,12 @@ def _check_mask(rows: Any, mask: Any) -> None:
         _require((mask.bool() | ~exists).all(), *_MASKED)
 
 
-def _check_rope(config: Any, rows: Any) -> None:
-    """Raises where transformers scales the positions of all rows by the length of the longest one."""
+def _check_lengths(config: Any, rows: Any, mask: Any) -> None:
+    """Raises where transformers computes positions or means of all rows by the length of the longest one."""
+    if mask is None and config.model_type in _POOLS_BY_MASK and config.classifier_pooling == "mean":
+        message, hint = _POOLED
+        lengths = rows.row_lengths()
+        _require((lengths == lengths.max()).all(), message.format(config.model_type), hint)
     for kind, limit in scaled_positions(config):
         lengths = rows.row_lengths()
         longest = lengths.max()
@@ -134,7 +143,7 @@ def _leave_out_masks(masking_utils: Any) -> None:
         is_traced = torch.compiler.is_dynamo_compiling()
         if isinstance(embeds, RaggedTensor):
             _check_mask(embeds, mask)
-            _check_rope(config, embeds)
+            _check_lengths(config, embeds, mask)
         if is_traced and isinstance(embeds, RaggedTensor) and mask is None and position_ids is not None:
             _require((position_ids[:, 1:] - position_ids[:, :-1] == 1).all(), *_PACKED)
             position_ids = None
