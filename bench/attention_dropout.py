@@ -123,15 +123,15 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     lengths = draw_lengths(options.rows)
-    found = []
+    rows = []
     for causal in (False, True):
         calls = make_calls(lengths, causal)
         check_mean(calls)
         fill = sum(lengths) / len(lengths) / max(lengths)
         kind = "causal, " if causal else ""
-        found += rows_of(time_fastest(calls, options.seconds), f"{kind}{len(lengths)} rows, fill {fill:.2f}")
-    print_rows(found)
-    save_rows(found, describe_machine(), options.out / f"{NAME}.json", command="bench.attention_dropout")
+        rows += rows_of(time_fastest(calls, options.seconds), f"{kind}{len(lengths)} rows, fill {fill:.2f}")
+    print_rows(rows)
+    save_rows(rows, describe_machine(), options.out / f"{NAME}.json", command="bench.attention_dropout")
 
 
 if __name__ == "__main__":

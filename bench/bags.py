@@ -135,16 +135,16 @@ def check_equal(calls: dict[str, Callable[[], Any]]) -> None:
 def _dense(results: Any) -> list[Tensor]:
     """Returns the numbers of results; of sparse gradients, the rows that they name and their values."""
     parts = results.values() if isinstance(results, Mapping) else results
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for t in parts:
-        found += [c.indices(), c.values()] if t.is_sparse and (c := t.coalesce()) is not None else [t]
-    return found
+        tensors += [c.indices(), c.values()] if t.is_sparse and (c := t.coalesce()) is not None else [t]
+    return tensors
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
     torch.manual_seed(0)
     tables = make_tables(options.rows, options.width)
-    found: list[Row] = []
+    rows: list[Row] = []
     for mode in MODES:
         torch.compiler.reset()
         calls: dict[str, Callable[[], Any]] = {
@@ -155,7 +155,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
         timings = time_fastest(calls, options.seconds)
         reference = timings[ONE_BY_ONE].median
         group = f"{FEATURES} tables of {options.rows:,} by {options.width}, batch {options.batch}, {mode}"
-        found += [
+        rows += [
             Row(
                 group,
                 name,
@@ -166,7 +166,7 @@ def measure(options: argparse.Namespace) -> list[Row]:
             )
             for name, timing in timings.items()
         ]
-    return found
+    return rows
 
 
 def main() -> None:
@@ -180,9 +180,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(2)
-    found = measure(options)
-    print_rows(found)
-    save_rows(found, describe_machine(), options.out / f"{NAME}.json", command="bench.bags")
+    rows = measure(options)
+    print_rows(rows)
+    save_rows(rows, describe_machine(), options.out / f"{NAME}.json", command="bench.bags")
 
 
 if __name__ == "__main__":

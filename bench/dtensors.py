@@ -116,7 +116,7 @@ def _local_parts(results: Any) -> list[Tensor]:
 def measure() -> list[Row]:
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (RANKS,))
-    found: list[Row] = []
+    rows: list[Row] = []
     for name in make_cases(mesh):
         for mode in ("inference", "training"):
             torch.compiler.reset()
@@ -130,11 +130,11 @@ def measure() -> list[Row]:
             check_equal(calls)
             timings = time_side_by_side(calls)
             stock = timings[STOCK].median
-            found += [
+            rows += [
                 Row(f"{name}, {mode}", way, t, {"/ torch.compile": t.median / stock}, ours="desugar" in way)
                 for way, t in timings.items()
             ]
-    return found
+    return rows
 
 
 def main() -> None:
@@ -147,9 +147,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
-    found = measure()
-    print_rows(found)
-    save_rows(found, describe_machine(), options.out / f"{NAME}.json", command=f"bench.{NAME}")
+    rows = measure()
+    print_rows(rows)
+    save_rows(rows, describe_machine(), options.out / f"{NAME}.json", command=f"bench.{NAME}")
     dist.destroy_process_group()
 
 

@@ -54,10 +54,10 @@ def predict_way(device: str, way: str, fn: Any, *args: Any, **options: Any) -> W
     Raises:
         RuntimeError: It cannot be predicted.
     """
-    found = predict(fn, args, device=device, ways=(way,), **options).way(way)
-    if found.error:
-        raise RuntimeError(f"expected a prediction of {way}, got an error: {found.error}")
-    return found
+    prediction = predict(fn, args, device=device, ways=(way,), **options).way(way)
+    if prediction.error:
+        raise RuntimeError(f"expected a prediction of {way}, got an error: {prediction.error}")
+    return prediction
 
 
 def _row(
@@ -127,10 +127,10 @@ def predict_padded(device: str, batch: int = 4, serving: padded.Serving | None =
         ways[padded.BUCKETS].append(predict_way(device, OURS, step, model, batch_of_rows, dynamic=False))
         ways[padded.LIMIT].append(predict_way(device, STOCK, hand, model, *bucketed))
     dynamic = fmean(way.seconds for way in ways[padded.DYNAMIC])
-    for name, found in ways.items():
-        seconds = dynamic if name == padded.DYNAMIC else fmean(map(_graphed, found))
+    for name, predictions in ways.items():
+        seconds = dynamic if name == padded.DYNAMIC else fmean(map(_graphed, predictions))
         yield _row(
-            device, padded.group_of(batch), name, found, seconds, {"dynamic / this": dynamic / seconds}
+            device, padded.group_of(batch), name, predictions, seconds, {"dynamic / this": dynamic / seconds}
         )
 
 
@@ -178,25 +178,25 @@ def measured_on(device: str, folder: Path = RESULTS) -> dict[tuple[str, str], fl
         device: A word of the device's name, such as "H100".
         folder: The folder of the measured pages.
     """
-    found = {}
+    medians = {}
     for path in (folder / f"gpu-{stage}.json" for stage in MEASURED):
         rows, machine = load_rows(path) if path.exists() else ([], {})
         words = (machine.get("device") or machine.get("gpu", "")).upper().replace("-", " ").split()
         if device.upper() in words:
-            found |= {(row.group, row.name): row.timing.median for row in rows if row.unit == MICROSECONDS}
-    return found
+            medians |= {(row.group, row.name): row.timing.median for row in rows if row.unit == MICROSECONDS}
+    return medians
 
 
 def with_measured(rows: list[Row], measured: dict[tuple[str, str], float]) -> list[Row]:
     """Returns predicted rows of one device, with two more columns for the rows that were measured."""
-    found = []
+    extended = []
     for row in rows:
         figure = measured.get((row.group.partition(": ")[2], row.name))
         if figure is not None:
             columns = {"measured µs": figure, "predicted / measured": row.timing.median / figure}
             row = replace(row, ratios=row.ratios | columns)
-        found.append(row)
-    return found
+        extended.append(row)
+    return extended
 
 
 def main(arguments: list[str] | None = None) -> int:

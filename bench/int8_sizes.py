@@ -209,13 +209,13 @@ def measure(options: argparse.Namespace) -> list[Row]:
         torch.compiler.reset()
         calls = make_layer(size, batch, dtype, options.kinds, mode)
         group = f"{dtype}, {size} by {size}, batch {batch}, {mode}"
-        rows += (found := rows_of(group, time_fastest(calls, options.seconds)))
-        print_rows(found)
+        rows += (new_rows := rows_of(group, time_fastest(calls, options.seconds)))
+        print_rows(new_rows)
     for dtype in options.dtypes:
         torch.compiler.reset()
         timings = time_fastest(make_decode(dtype, list(OF_TORCHAO)), options.seconds)
-        rows += (found := rows_of(f"{DECODE}, {dtype}", timings))
-        print_rows(found)
+        rows += (new_rows := rows_of(f"{DECODE}, {dtype}", timings))
+        print_rows(new_rows)
     return rows
 
 

@@ -52,7 +52,7 @@ def unflatten(x: Any) -> Callable[[], Tensor]:
     return lambda: make(inners, context, size, stride)
 
 
-class Held(TensorSubclass, fallback="materialize"):
+class DeclaredPair(TensorSubclass, fallback="materialize"):
     """A value whose inner tensors are read with gradients, by ``unwrap`` and by ``materialize``."""
 
     a: Tensor = inner(differentiable=True)
@@ -77,13 +77,13 @@ class BareRead(torch.autograd.Function):
 def make_reads() -> dict[tuple[str, str], Callable[[], Any]]:
     """Returns reads of inner tensors by (operation, class), to be timed with and without grad as they say."""
     a, b = torch.rand(SHAPE), torch.rand(SHAPE)
-    hand, held = HandPair(a, b).requires_grad_(), Held(a.clone().requires_grad_(), b)
-    raw: Any = Held(a, b)
+    hand, declared = HandPair(a, b).requires_grad_(), DeclaredPair(a.clone().requires_grad_(), b)
+    raw: Any = DeclaredPair(a, b)
 
     return {
         ("x.unwrap('a'), with grad", "bare function"): lambda: BareRead.apply(hand),
-        ("x.unwrap('a'), with grad", "declared"): lambda: held.unwrap("a"),
-        ("x.a, with grad", "declared"): lambda: held.a,
+        ("x.unwrap('a'), with grad", "declared"): lambda: declared.unwrap("a"),
+        ("x.a, with grad", "declared"): lambda: declared.a,
         ("x.materialize(), without grad", "two plain tensors"): lambda: a * b,
         ("x.materialize(), without grad", "declared"): raw.materialize,
     }

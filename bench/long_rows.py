@@ -64,11 +64,11 @@ def by_length(rows: list[Tensor]) -> list[tuple[float, Batch]]:
     buckets = propose_buckets([len(r) - 1 for r in rows], programs=4)
     total = sum(len(r) - 1 for r in rows)
     tables = PaddedTensor.by_length([r[:-1] for r in rows], buckets)
-    found = []
+    batches = []
     for numbers, tokens in tables:
         ((_, targets),) = PaddedTensor.by_length([rows[n][1:] for n in numbers], [tokens.shape[1]])
-        found.append((int(tokens.lengths.sum()) / total, (tokens, targets)))
-    return found
+        batches.append((int(tokens.lengths.sum()) / total, (tokens, targets)))
+    return batches
 
 
 def make_step(model: LanguageModel, way: str, batches: list[tuple[float, Batch]]) -> Callable[[], float]:
@@ -143,11 +143,11 @@ def main() -> None:
     check_equal(steps)
     timings = time_fastest({f"{kind}/{way}": step for (kind, way), step in steps.items()}, options.seconds)
     entries = [len(r) - 1 for r in rows]
-    found = rows_of(
+    timed_rows = rows_of(
         dict(zip(steps, timings.values(), strict=True)), sum(entries) / len(entries) / LONGEST, len(rows)
     )
-    print_rows(found)
-    save_rows(found, describe_machine(), options.out / f"{NAME}.json", command="bench.long_rows")
+    print_rows(timed_rows)
+    save_rows(timed_rows, describe_machine(), options.out / f"{NAME}.json", command="bench.long_rows")
 
 
 if __name__ == "__main__":

@@ -123,18 +123,18 @@ def growth_over_calls(make: Callable[[Callable], Callable], *, grad: bool) -> li
 
 def bytes_per_instance(make: Callable[[], Any]) -> dict[str, float]:
     """Returns the bytes of one more instance over the same inner tensors, in Python and in its C++ half."""
-    kept: list[Any] = [None] * INSTANCES
+    instances: list[Any] = [None] * INSTANCES
 
     def fill() -> None:
         for n in range(INSTANCES):
-            kept[n] = make()
+            instances[n] = make()
 
     fill()  # caches, and Python's free lists
-    kept[:] = [None] * INSTANCES
+    instances[:] = [None] * INSTANCES
     before = allocated_bytes()
     fill()
     outside = allocated_bytes() - before
-    kept[:] = [None] * INSTANCES
+    instances[:] = [None] * INSTANCES
     with traced_bytes() as count:
         before = count()
         fill()

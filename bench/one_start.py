@@ -149,14 +149,14 @@ def measure_imports() -> dict[str, dict[str, float]]:
     `collecting` is the part of them in the garbage collector. Python collects among all objects when their number has
     grown enough, so a collection that one import makes due may run in a later one.
     """
-    found, collecting = {}, Collecting()
+    seconds, collecting = {}, Collecting()
     gc.callbacks.append(collecting)
     for name in PACKAGES:
         clock, before = Clock(), collecting.seconds
         importlib.import_module(name)
-        found[name] = clock.read() | {"collecting": collecting.seconds - before}
+        seconds[name] = clock.read() | {"collecting": collecting.seconds - before}
     gc.callbacks.remove(collecting)
-    return found
+    return seconds
 
 
 class Collecting:
@@ -196,8 +196,8 @@ def measure_start(case: str, way: str, modules: Sequence[str] = ()) -> dict[str,
     results = _run(compiled, args, wanted)
     seconds = clock.read() | {"graph": _seconds_of_graphs()}
     imported = [name for name in sys.modules if name not in known]
-    for found, expected in zip(results, _run(fn, args, wanted), strict=True):
-        _check_equal(found, expected)
+    for actual, expected in zip(results, _run(fn, args, wanted), strict=True):
+        _check_equal(actual, expected)
     return seconds | {"imports": imports, "modules": imported}
 
 
@@ -215,23 +215,25 @@ def _import_all(modules: Sequence[str]) -> None:
             continue
 
 
-def _check_equal(found: Any, expected: Any) -> None:
+def _check_equal(actual: Any, expected: Any) -> None:
     import torch
 
-    if hasattr(found, "unwrap") and hasattr(expected, "unwrap"):
-        found, expected = found.unwrap(), expected.unwrap()
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    if hasattr(actual, "unwrap") and hasattr(expected, "unwrap"):
+        actual, expected = actual.unwrap(), expected.unwrap()
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     if sys.argv[1] == "imports":
-        found: Any = measure_imports()
+        measured: Any = measure_imports()
     else:
         case, way, *lists = sys.argv[1:]
-        found = measure_start(case, way, [name for path in lists for name in json.loads(_read(Path(path)))])
-    print(json.dumps(found))
+        measured = measure_start(
+            case, way, [name for path in lists for name in json.loads(_read(Path(path)))]
+        )
+    print(json.dumps(measured))
 
 
 if __name__ == "__main__":

@@ -73,14 +73,14 @@ class Scales(nn.Module):
 
 def time_in_turns(ways: dict[str, Callable[[Tensor], Any]], x: Tensor) -> dict[str, float]:
     """Microseconds a call: the median of turns that the ways take one after the other."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    samples: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(TURNS):
         for name, fn in ways.items():
             start = time.process_time()
             for _ in range(CALLS // TURNS):
                 fn(x)
-            found[name].append((time.process_time() - start) / (CALLS // TURNS) * 1e6)
-    return {name: round(statistics.median(times), 2) for name, times in found.items()}
+            samples[name].append((time.process_time() - start) / (CALLS // TURNS) * 1e6)
+    return {name: round(statistics.median(times), 2) for name, times in samples.items()}
 
 
 def time_loading(path: Path) -> list[float]:
@@ -124,8 +124,8 @@ def write_table(cases: dict[str, dict[str, Any]]) -> str:
     """Returns the cases as a table."""
     columns = list(next(iter(cases.values())))
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name, found in cases.items():
-        lines.append(f"| {name} | {' | '.join(f'{found[column]:,}' for column in columns)} |")
+    for name, figures in cases.items():
+        lines.append(f"| {name} | {' | '.join(f'{figures[column]:,}' for column in columns)} |")
     machine = describe_machine()
     where = f"PyTorch {machine['torch']}, one thread of an {machine['cpu']} with {machine['instructions']}"
     return "\n".join([*lines, "", f"{where}; processor time, medians of {TURNS} turns. {MEASURED}", ""])

@@ -103,8 +103,8 @@ def compile_and_count(fn: Callable[..., None], args: tuple[Tensor, ...]) -> tupl
     counted: list[int] = []
 
     def define(nodes: Any, kernel_args: Any) -> None:
-        found = count_kernel(nodes, [kernel_args])
-        reads, writes = (sum(by_dtype.values()) for by_dtype in (found.reads, found.writes))
+        traffic = count_kernel(nodes, [kernel_args])
+        reads, writes = (sum(by_dtype.values()) for by_dtype in (traffic.reads, traffic.writes))
         is_read = kernel_args.inplace_buffers or kernel_args.input_buffers.keys() & kernel_args.output_buffers
         counted.append(reads + (writes if is_read else 2 * writes))
 
@@ -136,7 +136,7 @@ def measure_predictions(rounds: int, rows: int = 16384, cached: int = 192) -> li
             calls[name, number], counted[name, number] = compile_and_count(fn, args)
     timings = time_side_by_side(calls, rounds=rounds)
     speed = counted[COPY, rows] / timings[COPY, rows].median  # bytes a microsecond
-    found, errors = [], []
+    predicted_rows, errors = [], []
     for name in make_subjects(1):
         timing, predicted = timings[name, rows], counted[name, rows] / speed
         ratios = {
@@ -147,14 +147,14 @@ def measure_predictions(rounds: int, rows: int = 16384, cached: int = 192) -> li
             "predicted / measured": predicted / timing.median,
         }
         errors.append(abs(predicted / timing.median - 1))
-        found.append(Row("bytes counted, time measured", name, timing, ratios))
+        predicted_rows.append(Row("bytes counted, time measured", name, timing, ratios))
     copied = Row(COPY, f"{2 * source.nbytes / 1e6:.0f} MB", timings[COPY, rows], {"GB/s": speed / 1e3})
     worst = {"median": statistics.median(errors), "largest": max(errors)}
     summary = [
         Row("error of the predicted time", name, Timing(*[100 * value] * 3), unit="%")
         for name, value in worst.items()
     ]
-    return [copied, *found, *summary]
+    return [copied, *predicted_rows, *summary]
 
 
 def main(arguments: list[str] | None = None) -> None:

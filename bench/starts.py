@@ -113,15 +113,15 @@ def measure_starts(turns: int, cases: Sequence[str], ways: Sequence[Way], *, laz
             pair: [Path(lists, f"{n}-{start}.json") for start in STARTS] for n, pair in enumerate(chosen)
         }
         for pair in chosen:
-            for path, found in zip(paths[pair], _start_twice(*pair), strict=True):
-                path.write_text(json.dumps(found["modules"]))
+            for path, measured in zip(paths[pair], _start_twice(*pair), strict=True):
+                path.write_text(json.dumps(measured["modules"]))
         for _ in range(turns):
             rng.shuffle(chosen)
             for case, way in chosen:
                 given = () if lazy else paths[case, way]
-                for start, found in zip(STARTS, _start_twice(case, way, given), strict=True):
+                for start, measured in zip(STARTS, _start_twice(case, way, given), strict=True):
                     for clock in CLOCKS:
-                        samples[start, case, way.name, clock].append(1e3 * found[clock])
+                        samples[start, case, way.name, clock].append(1e3 * measured[clock])
     return samples
 
 
@@ -140,9 +140,9 @@ def measure_imports(turns: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         run_process(["imports"], Path(folder))  # the first one may still write byte code
         for _ in range(turns):
-            for package, found in run_process(["imports"], Path(folder)).items():
+            for package, seconds in run_process(["imports"], Path(folder)).items():
                 for clock in IMPORT_CLOCKS:
-                    samples[package, clock].append(1e3 * found[clock])
+                    samples[package, clock].append(1e3 * seconds[clock])
     return [
         Row(
             f"{IMPORTS}, {clock}",

@@ -41,7 +41,7 @@ def make_generated(cls):
         with torch.no_grad():  # as in a backward
             return functions["unwrap"](*tangents)
 
-    assert all(found is inner for found, inner in zip(call(), inners(tangents), strict=True))
+    assert all(unwrapped is inner for unwrapped, inner in zip(call(), inners(tangents), strict=True))
     return call
 
 
@@ -65,7 +65,7 @@ def make_stock():
                 for inner in AOTDispatchAutograd.process_runtime_tangent(tangent, meta)[1]
             ]
 
-    assert all(found is inner for found, inner in zip(call(), inners(tangents), strict=True))
+    assert all(unwrapped is inner for unwrapped, inner in zip(call(), inners(tangents), strict=True))
     return call
 
 

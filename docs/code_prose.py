@@ -99,15 +99,15 @@ def messages(node: ast.AST, documented: set[ast.AST | None]) -> Iterator[tuple[i
 
 def by_sentences(text: str, rules: Mapping[str, str] = RULES) -> Iterator[tuple[int, str, str]]:
     """Yields the line, the words and the advice of each finding in a text, whose lines are counted from 0."""
-    found = [
+    findings = [
         (m.start() + re.search(r"\w", m[0]).start(), m[0], rules[rule])  # type: ignore[union-attr]
         for rule in rules
         for m in re.finditer(rule, text, re.I)
     ]
     for start, end in itertools.pairwise([0, *(m.end() for m in END.finditer(text)), len(text)]):
         if (count := len(words := WORD.findall(SPANS.sub("code", text[start:end])))) > LIMIT:
-            found.append((start, " ".join(words[:4]), f"{count} words in a sentence, at most {LIMIT}"))
-    for at, words, plain in sorted(found):
+            findings.append((start, " ".join(words[:4]), f"{count} words in a sentence, at most {LIMIT}"))
+    for at, words, plain in sorted(findings):
         yield text.count("\n", 0, at), " ".join(words.split()), plain
 
 

@@ -77,8 +77,8 @@ def find_gains() -> list[Gain]:
 
 def _measured(file: str, group: str, *names: str) -> list[float]:
     """Returns the medians of some rows of a saved run, in its unit."""
-    found = {(row.group, row.name): row.timing.median for row in load_rows(RESULTS / f"{file}.json")[0]}
-    return [found[group, name] for name in names]
+    medians = {(row.group, row.name): row.timing.median for row in load_rows(RESULTS / f"{file}.json")[0]}
+    return [medians[group, name] for name in names]
 
 
 def _machine(file: str, instructions: str = "AVX2") -> str:
@@ -97,10 +97,12 @@ def _written() -> Iterator[Gain]:
 
 def _right() -> Iterator[Gain]:
     saved = json.loads((RESULTS / "cases.json").read_text())
-    found = saved["cases"]
-    ours, stock = (cases.count(found, way) for way in (cases.DIRECT, cases.STOCK))
-    programs = len({name.partition(", ")[0] for name in found})
-    what = f"{programs} hard programs with {len(found) // programs} classes each: right results when compiled"
+    outcomes = saved["cases"]
+    ours, stock = (cases.count(outcomes, way) for way in (cases.DIRECT, cases.STOCK))
+    programs = len({name.partition(", ")[0] for name in outcomes})
+    what = (
+        f"{programs} hard programs with {len(outcomes) // programs} classes each: right results when compiled"
+    )
     release = f"no kernels: `aot_eager`; torch {saved['machine']['torch'].partition('+')[0]}"
     details = {
         way: f"{n['wrong']} wrong, {n['refused']} refused" for way, n in ((DIRECT, ours), ("stock", stock))
@@ -259,8 +261,8 @@ def emit_picture(gains: list[Gain]) -> str:
         f'<text class="title" x="{LEFT}" y="24">Beside the fastest rival that was measured (shorter is better)</text>',
         f'<text class="figure" x="{LEFT}" y="44">blue: desugar; grey: the rival that is named</text>',
     ]
-    for place, gain in enumerate(drawn):
-        out += _pair(gain, TOP + ROW * place)
+    for index, gain in enumerate(drawn):
+        out += _pair(gain, TOP + ROW * index)
     return "\n".join([*out, "</svg>"]) + "\n"
 
 

@@ -40,12 +40,12 @@ def shown(cell: dict[str, Any]) -> str:
 
 def with_outputs(notebook: dict[str, Any], printed: list[str]) -> dict[str, Any]:
     """Returns the notebook with other outputs, and its cells numbered in order."""
-    found = json.loads(json.dumps(notebook))
-    for number, (cell, text) in enumerate(zip(code_cells(found), printed, strict=True), 1):
+    updated = json.loads(json.dumps(notebook))
+    for number, (cell, text) in enumerate(zip(code_cells(updated), printed, strict=True), 1):
         cell["execution_count"] = number
         lines = text.splitlines(keepends=True)
         cell["outputs"] = [{"name": "stdout", "output_type": "stream", "text": lines}] if lines else []
-    return found
+    return updated
 
 
 def refresh(path: Path) -> None:

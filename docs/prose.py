@@ -25,11 +25,11 @@ CODE, TARGET = re.compile(r"`[^`]*`"), re.compile(r"\]\([^)]*\)")
 def prose_of(text: str) -> str:
     """The prose of a page on its own lines: all others are empty, code spans are numbered, links have no target."""
     lines = text.splitlines()
-    kept = {*prose(lines)}
-    found = "\n".join(line if number in kept else "" for number, line in enumerate(lines))
-    count = iter(range(len(found)))
+    numbers = {*prose(lines)}
+    joined = "\n".join(line if number in numbers else "" for number, line in enumerate(lines))
+    count = iter(range(len(joined)))
     return (
-        CODE.sub(lambda span: f"code{next(count)}" + "\n" * span[0].count("\n"), TARGET.sub("]", found))
+        CODE.sub(lambda span: f"code{next(count)}" + "\n" * span[0].count("\n"), TARGET.sub("]", joined))
         + "\n"
     )
 
@@ -37,8 +37,8 @@ def prose_of(text: str) -> str:
 def by_our_words(page: str, text: str) -> Iterator[str]:
     """Yields the findings by the list above."""
     for pattern, instead in code_prose.HABITS.items():
-        for found in re.finditer(pattern, text, re.IGNORECASE):
-            yield f"{page}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]!r}: {instead}"
+        for match in re.finditer(pattern, text, re.IGNORECASE):
+            yield f"{page}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r}: {instead}"
 
 
 def by_proselint(texts: dict[str, str]) -> Iterator[str]:
@@ -52,9 +52,9 @@ def by_proselint(texts: dict[str, str]) -> Iterator[str]:
         if done.returncode not in (0, 1):
             raise RuntimeError(f"proselint failed: {done.stderr}")
         for line in done.stdout.splitlines():
-            place, _, said = line.partition(".md:")
+            file, _, said = line.partition(".md:")
             if said and not said.split(": ")[1].startswith(LEFT_OUT):
-                yield f"{Path(place).name.replace('--', '/')}.md:{said}"
+                yield f"{Path(file).name.replace('--', '/')}.md:{said}"
 
 
 def find(texts: dict[str, str]) -> list[str]:

@@ -75,8 +75,8 @@ def _paragraphs(lines: list[str]) -> Iterator[tuple[int, int]]:
 
 def wrap_paragraph(lines: list[str]) -> list[str]:
     """One paragraph, its first line's marker and the indentation of the others kept."""
-    found = MARKER.match(lines[0])
-    head = found[0] if found else re.match(r"\s*", lines[0])[0]
+    marker = MARKER.match(lines[0])
+    head = marker[0] if marker else re.match(r"\s*", lines[0])[0]
     indent = " " * len(head)
     words = _words("\n".join([lines[0][len(head) :], *lines[1:]]), COLUMNS - len(indent))
     wrapped, line = [], head + words[0]

@@ -132,10 +132,10 @@ def answer_one(model: Llama, request: Request) -> None:
         past[layer] = k, v
         return attention(q, k, v, is_causal=q.shape[1] > 1)
 
-    tokens, places = request.prompt[None], torch.arange(len(request.prompt))
+    tokens, positions = request.prompt[None], torch.arange(len(request.prompt))
     for _ in range(request.size):
-        best, numbers = model(tokens, places, attend).topk(2)
-        tokens, places = numbers[:, :1], places[-1:] + 1
+        best, numbers = model(tokens, positions, attend).topk(2)
+        tokens, positions = numbers[:, :1], positions[-1:] + 1
         request.answer.append(int(tokens))
         request.margins.append(float(best[0, 0] - best[0, 1]))
 

@@ -43,23 +43,23 @@ class Data:
 
 def read_file(path: Path) -> dict[str, Counter[str]]:
     """Names, attributes and imported modules of a file, each with its count."""
-    found: dict[str, Counter[str]] = {key: Counter() for key in KEYS}
+    counts: dict[str, Counter[str]] = {key: Counter() for key in KEYS}
     bound = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Import(names):
-                found["module"].update(alias.name.partition(".")[0] for alias in names)
+                counts["module"].update(alias.name.partition(".")[0] for alias in names)
                 bound |= {(alias.asname or alias.name).partition(".")[0] for alias in names}
             case ast.ImportFrom(module=str(module), names=names, level=0):
-                found["module"][module.partition(".")[0]] += 1
+                counts["module"][module.partition(".")[0]] += 1
                 bound |= {alias.asname or alias.name for alias in names}
             case ast.Name(id=name):
-                found["names"][name] += 1
+                counts["names"][name] += 1
             case ast.Attribute(attr=name):
-                found["attributes"][name] += 1
+                counts["attributes"][name] += 1
     for name in bound:
-        del found["names"][name]
-    return found
+        del counts["names"][name]
+    return counts
 
 
 def read_library(limit: int) -> Data:
@@ -118,8 +118,8 @@ class TwoTowers(nn.Module):
             nn.init.normal_(table.weight, std=0.1)
 
     def forward(self, batch: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
-        found = self.tables(batch)
-        return self.top(torch.cat([found["names"], found["attributes"]], 1)), found["module"]
+        embeddings = self.tables(batch)
+        return self.top(torch.cat([embeddings["names"], embeddings["attributes"]], 1)), embeddings["module"]
 
 
 def loss_of(model: TwoTowers, batch: KeyedJaggedTensor, modules: Tensor, counts: Tensor) -> Tensor:

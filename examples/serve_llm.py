@@ -57,30 +57,30 @@ class KVCache(TensorSubclass):
     value: Tensor = inner(shape="layers slots capacity heads dim")
     lengths: Tensor = inner(dtype=torch.int64, shape="slots")
 
-    def write(self, layer: int, slots: Tensor, places: Tensor, k: Tensor, v: Tensor) -> None:
-        """Puts `k` and `v` `[B, T, heads, dim]` at places `[B, T]` of slots `[B, 1]`."""
-        index = torch.full_like(slots, layer), slots, places
+    def write(self, layer: int, slots: Tensor, positions: Tensor, k: Tensor, v: Tensor) -> None:
+        """Puts `k` and `v` `[B, T, heads, dim]` at positions `[B, T]` of slots `[B, 1]`."""
+        index = torch.full_like(slots, layer), slots, positions
         self.key[index] = k
         self.value[index] = v
 
     def attend_next(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Appends one entry to each slot; attends to all that the slot holds then."""
-        slots, places = (torch.arange(n) for n in self.key.shape[1:3])
+        slots, positions = (torch.arange(n) for n in self.key.shape[1:3])
         last = self.lengths[:, None]
         self.write(layer, slots[:, None], last, k, v)
-        mask = (places <= last)[:, None, None]
+        mask = (positions <= last)[:, None, None]
         return attention(q, self.key[layer], self.value[layer], attn_mask=mask)
 
 
 def prefill(model: Llama, cache: KVCache, slot: Tensor, prompt: PaddedTensor) -> Tensor:
     """Reads one prompt `[1, T]` into a slot `[1]`; returns the first token of the answer, `[1]`."""
-    places = torch.arange(prompt.shape[1])
+    positions = torch.arange(prompt.shape[1])
 
     def attend(layer: int, q: PaddedTensor, k: PaddedTensor, v: PaddedTensor) -> Tensor:
-        cache.write(layer, slot[:, None], places[None], k.to_dense(fill=0), v.to_dense(fill=0))
+        cache.write(layer, slot[:, None], positions[None], k.to_dense(fill=0), v.to_dense(fill=0))
         return attention(q, k, v, is_causal=True)
 
-    logits = model(prompt, places, attend)
+    logits = model(prompt, positions, attend)
     cache.lengths[slot] = prompt.row_lengths()
     return logits.argmax(-1)
 

@@ -371,11 +371,11 @@ def schema_of(op: Any) -> Any:
 
 def aten_overload_names() -> dict[str, list[str]]:
     """Returns the names of the overloads with a kernel of every aten packet, by name of the packet, sorted."""
-    found: dict[str, list[str]] = {}  # dir(torch.ops.aten) lists only the packets that were used
+    overloads: dict[str, list[str]] = {}  # dir(torch.ops.aten) lists only the packets that were used
     for name in sorted(n for n in _all_op_names() if n[:6] == "aten::"):
         packet, _, overload = name[6:].partition(".")
-        found.setdefault(packet, []).append(overload or "default")
-    return found
+        overloads.setdefault(packet, []).append(overload or "default")
+    return overloads
 
 
 def tags_of(packet: str, overload: str) -> Any:
@@ -386,8 +386,8 @@ def tags_of(packet: str, overload: str) -> Any:
 
 def all_aten_ops() -> list[Any]:
     """Returns every overload with a kernel of every aten op, sorted by name."""
-    found = aten_overload_names().items()
-    return [getattr(getattr(torch.ops.aten, packet), name) for packet, names in found for name in names]
+    packets = aten_overload_names().items()
+    return [getattr(getattr(torch.ops.aten, packet), name) for packet, names in packets for name in names]
 
 
 def python_decomposition(op: Any) -> Any:

@@ -104,9 +104,9 @@ def find_methods(names: str) -> None:
         @functools.wraps(look)
         def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
             cls = type(self.proxy.node.meta.get("example_value"))
-            held = inspect.getattr_static(cls, name, property()) if hasattr(cls, names) else property()
+            attribute = inspect.getattr_static(cls, name, property()) if hasattr(cls, names) else property()
             # A property or another descriptor may raise AttributeError, so the class does not decide.
-            if isinstance(held, _METHODS) or not hasattr(type(held), "__get__"):
+            if isinstance(attribute, _METHODS) or not hasattr(type(attribute), "__get__"):
                 return module.VariableTracker.build(tx, True)
             return look(self, tx, name)
 
@@ -138,9 +138,9 @@ def guard_flags(names: str) -> None:
             value = _example(getattr(arg, "proxy", None))
             if not isinstance(value, torch.Tensor) or not _is_ours(value, names, tx.output):
                 return answer
-            held = kinds.as_python_constant()
-            held = held if isinstance(held, tuple) else get_args(held) or (held,)
-            flags = [flag for kind, flag in _FLAGS.items() if kind in held]
+            classes = kinds.as_python_constant()
+            classes = classes if isinstance(classes, tuple) else get_args(classes) or (classes,)
+            flags = [flag for kind, flag in _FLAGS.items() if kind in classes]
             for flag in flags if arg.source else ():
                 # Adds a guard to the frame that is being captured: whether the tensor has the flag.
                 from torch._dynamo.guards import GuardBuilder, install_guard
@@ -199,15 +199,20 @@ def choose_paths_as_eager(is_ours: Callable[[Any], bool]) -> None:
     """
 
     def patch(module: Any) -> None:
-        collect, asked = module.TorchInGraphFunctionVariable._get_handlers, torch.overrides.has_torch_function
+        collect, has_torch_function = (
+            module.TorchInGraphFunctionVariable._get_handlers,
+            torch.overrides.has_torch_function,
+        )
 
         def answer(self: Any, tx: Any, *args: Any) -> Any:
-            held = () if "handle_torch_function" in tx.f_code.co_names else getattr(args[0], "items", ())
-            if any(is_ours(x := _example(getattr(t, "proxy", None))) and asked((x,)) for t in held):
+            items = () if "handle_torch_function" in tx.f_code.co_names else getattr(args[0], "items", ())
+            if any(
+                is_ours(x := _example(getattr(t, "proxy", None))) and has_torch_function((x,)) for t in items
+            ):
                 return module.VariableTracker.build(tx, True)
-            return collect()[asked](self, tx, *args)
+            return collect()[has_torch_function](self, tx, *args)
 
-        handlers = functools.cache(lambda: {**collect(), asked: answer})
+        handlers = functools.cache(lambda: {**collect(), has_torch_function: answer})
         module.TorchInGraphFunctionVariable._get_handlers = staticmethod(handlers)
 
     after_import("torch._dynamo.variables.torch", patch)
@@ -272,12 +277,12 @@ def check_assignable(x: Any, name: str) -> None:
     dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
     tx = getattr(dynamo.tls, "current_tx", None) if dynamo is not None else None
     if tx is not None:
-        held = getattr(x, name)
+        inner = getattr(x, name)
         nodes = tx.output.graph.find_nodes(op="placeholder")
         inputs = [(n.meta.get("example_value"), n.users) for n in nodes]
         # Before the assignment, as an input of its own.
-        is_read = any(example is held and users for example, users in inputs)
-        is_simple = not (x.requires_grad or is_traceable_wrapper_subclass(held) or is_read)
+        is_read = any(example is inner and users for example, users in inputs)
+        is_simple = not (x.requires_grad or is_traceable_wrapper_subclass(inner) or is_read)
         makes = is_simple and getattr(backend_of(tx.output), MAKES_ASSIGNMENTS, False)
         for example, _ in inputs:
             if makes and x is example:

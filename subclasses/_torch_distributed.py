@@ -234,8 +234,8 @@ def size_inner_dtensors(is_ours: Callable[[Any], bool]) -> None:
 
 def _sized(part: Any, name: str, shape_env: Any, symbols: Any, source: Any) -> Any:
     """Returns the description of an inner tensor, with symbols for sizes if it describes a DTensor."""
-    found, known = distributed_types(), symbols.inner_contexts.get(name)
-    if found is None or part.type is not found.tensor or part.fake_mode is not None or known is None:
+    types, known = distributed_types(), symbols.inner_contexts.get(name)
+    if types is None or part.type is not types.tensor or part.fake_mode is not None or known is None:
         return part
     # Dynamo creates the same symbols by the same source when the function reads the attribute.
     from torch._dynamo.source import AttrSource

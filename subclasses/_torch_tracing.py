@@ -126,12 +126,12 @@ def functional_storage_key(t: torch.Tensor) -> int:
 
 def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
-    held = weakref.ref(fn)
+    ref = weakref.ref(fn)
 
     def allow(dynamo: Any) -> None:
-        found = held()
-        if found is not None:
-            dynamo.allow_in_graph(found)
+        function = ref()
+        if function is not None:
+            dynamo.allow_in_graph(function)
 
     after_import("torch._dynamo.decorators", allow)
     return fn

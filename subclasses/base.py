@@ -25,7 +25,7 @@ from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.higher_order.dispatch import intercept
 from subclasses.layout import Layout, has_values
 from subclasses.methods.install import install
-from subclasses.rules.asked import check_asked, check_derivative
+from subclasses.rules.asked import check_called, check_derivative
 from subclasses.rules.checks import check_key, check_rule
 from subclasses.rules.registry import BOOK, RuleBook, by_formula, is_decomposed, registration
 from subclasses.spec.annotations import names_around
@@ -198,7 +198,7 @@ class TensorSubclass(Tensor):
             )
         for op in ops:
             check_key(cls, op)
-        check_asked(cls, TensorSubclass, ops)
+        check_called(cls, TensorSubclass, ops)
         check_derivative(cls, ops, derivative)
 
         def register(rule: RuleType) -> RuleType:

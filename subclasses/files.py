@@ -71,8 +71,8 @@ def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str
             raise ValueError(f"to_plain: there is a tensor named {min(taken)} already")
         tensors |= parts
     tied = _find_tied(tensors)
-    kept = {key: t.contiguous() for key, t in tensors.items() if key not in tied}
-    return kept, {VALUES_KEY: json.dumps(described), TIED_KEY: json.dumps(tied)}
+    stored = {key: t.contiguous() for key, t in tensors.items() if key not in tied}
+    return stored, {VALUES_KEY: json.dumps(described), TIED_KEY: json.dumps(tied)}
 
 
 def _flatten(name: str, value: Any) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
@@ -123,9 +123,9 @@ def _find_tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     for name, t in tensors.items():
         if t.is_meta or not t.numel():
             continue
-        place = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride())
-        if first.setdefault(place, name) != name:
-            tied[name] = first[place]
+        memory = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride())
+        if first.setdefault(memory, name) != name:
+            tied[name] = first[memory]
     return tied
 
 
@@ -182,12 +182,12 @@ def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
 
 def _read_json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
     try:
-        found = json.loads(metadata.get(key, "{}"))
+        content = json.loads(metadata.get(key, "{}"))
     except json.JSONDecodeError as error:
         raise ValueError(f"from_plain: {key} is not JSON text: {error}") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"from_plain: expected names in {key}, got {found!r:.200}")
-    return found
+    if not isinstance(content, dict):
+        raise ValueError(f"from_plain: expected names in {key}, got {content!r:.200}")
+    return content
 
 
 def _build(name: str, description: Any, state: dict[str, Any]) -> Any:
@@ -227,10 +227,10 @@ def _find_class(name: str, wanted: Any) -> Any:
 def _decode(key: str, entry: Any, choices: Sequence[Any]) -> Any:
     """Returns metadata that :func:`_encode` wrote; the constructor of the class checks it."""
     match entry:
-        case {"dtype": str(name)} if isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        case {"enum": name} if found := [c for c in choices if isinstance(c, enum.Enum) and c.name == name]:
-            return found[0]
+        case {"dtype": str(name)} if isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
+        case {"enum": name} if members := [c for c in choices if isinstance(c, enum.Enum) and c.name == name]:
+            return members[0]
         case {"tuple": list(parts)}:
             return tuple(_decode(key, part, choices) for part in parts)
         case dict() | list():

@@ -94,10 +94,10 @@ def is_bare(made: Any, cls: type, inner: Mapping[str, Any]) -> bool:
     instance. False for a class with ``__slots__``, which hold state too. Also False if the class's
     ``__torch_dispatch__`` computes the size, device or layout of the value.
     """
-    held = made.__dict__
-    if type(made) is not cls or held.keys() != inner.keys():
+    attributes = made.__dict__
+    if type(made) is not cls or attributes.keys() != inner.keys():
         return False
-    if not all(held[name] is t for name, t in inner.items()) or _has_slots(cls) or _asks_class(made):
+    if not all(attributes[name] is t for name, t in inner.items()) or _has_slots(cls) or _asks_class(made):
         return False
     bare = make_wrapper_subclass(
         cls, made.size(), strides=made.stride(), dtype=made.dtype, device=made.device
@@ -113,7 +113,7 @@ def _has_slots(cls: type) -> bool:
     return any("__slots__" in vars(base) for base in cls.__mro__ if base not in Tensor.__mro__)
 
 
-class _Asked(TorchDispatchMode):
+class _DispatchRecorder(TorchDispatchMode):
     """Records whether any op is dispatched."""
 
     seen = False
@@ -125,9 +125,9 @@ class _Asked(TorchDispatchMode):
 
 def _asks_class(x: Any) -> bool:
     """Whether reading one of the attributes that a wrapper may compute dispatches an op."""
-    with _Asked() as asked:
+    with _DispatchRecorder() as recorder:
         _ = x.size(), x.stride(), x.device, x.layout
-    return asked.seen
+    return recorder.seen
 
 
 def is_dtensor(value: object) -> bool:
@@ -138,5 +138,5 @@ def is_dtensor(value: object) -> bool:
 
 def is_mesh(value: object) -> bool:
     """Returns whether a value is a device mesh."""
-    found = distributed_types()
-    return found is not None and type(value) is found.mesh
+    types = distributed_types()
+    return types is not None and type(value) is types.mesh

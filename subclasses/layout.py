@@ -165,8 +165,8 @@ def has_values(cls: type[Tensor]) -> bool:
 def _attributes(cls: Any, names: Iterable[str]) -> tuple[str, ...]:
     """Returns the attributes that hold inner tensors, for names of attributes or, as in files, of fields."""
     spec = getattr(cls, "__spec__", None)
-    held = {} if spec is None else dict(zip(spec.inner_names, spec.attributes, strict=True))
-    return tuple(held.get(name, name) for name in names)
+    by_name = {} if spec is None else dict(zip(spec.inner_names, spec.attributes, strict=True))
+    return tuple(by_name.get(name, name) for name in names)
 
 
 def _typed(value: Any) -> Any:
@@ -239,12 +239,12 @@ def value_layout(layout: Layout) -> Layout:
 
 def cotangent_layout(layout: Layout) -> Layout:
     """Returns the layout of a cotangent of values with this layout."""
-    found = None if layout.cotangents is None else layout.cotangents()
-    if found is None:
+    cotangents = None if layout.cotangents is None else layout.cotangents()
+    if cotangents is None:
         cls: Any = layout.cls
-        found = intern_layout(cls.Cotangent, layout.statics, layout.present, layout.nested)
-        object.__setattr__(layout, "cotangents", weakref.ref(found))
-    return found
+        cotangents = intern_layout(cls.Cotangent, layout.statics, layout.present, layout.nested)
+        object.__setattr__(layout, "cotangents", weakref.ref(cotangents))
+    return cotangents
 
 
 def are_alike(one: Layout, other: Layout) -> bool:

@@ -27,8 +27,8 @@ from subclasses.spec.values import inner_tensors, with_inners
 
 def _present_inners(x: Any) -> dict[str, Tensor]:
     """Returns the inner tensors that are present by the name of their field."""
-    held = {f.name: x.__dict__[f.attribute] for f in type(x).__spec__.inners}
-    return {name: t for name, t in held.items() if t is not None}
+    inners = {f.name: x.__dict__[f.attribute] for f in type(x).__spec__.inners}
+    return {name: t for name, t in inners.items() if t is not None}
 
 
 def _metadata(x: Any) -> dict[str, Any]:

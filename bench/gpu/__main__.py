@@ -25,13 +25,13 @@ NO_CUDA = (
 
 def show(line: Line) -> None:
     """Prints a line for a person to follow."""
-    place = ": ".join(filter(None, [line.stage, line.group, line.subject]))
+    label = ": ".join(filter(None, [line.stage, line.group, line.subject]))
     if line.error or line.state:
-        print(f"{place}: {line.state} {line.error}".rstrip(), flush=True)
+        print(f"{label}: {line.state} {line.error}".rstrip(), flush=True)
     elif line.value is not None:
-        print(f"{place}: {line.figure} {line.value:,.2f} {line.unit}", flush=True)
+        print(f"{label}: {line.figure} {line.value:,.2f} {line.unit}", flush=True)
     else:
-        print(f"{place}: {line.text}", flush=True)
+        print(f"{label}: {line.text}", flush=True)
 
 
 def has_cuda() -> bool:

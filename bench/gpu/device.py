@@ -133,14 +133,14 @@ class Cuda:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             call()
             self.synchronize()
-        found = [
+        kernels = [
             (event.key, event.count, float(event.self_device_time_total))
             for event in seen.key_averages()
             if event.self_device_time_total > 0
             and "CUDA" in str(event.device_type)
             and not getattr(event, "is_user_annotation", False)  # such as an optimizer's step
         ]
-        return sorted(found, key=lambda kernel: -kernel[2])
+        return sorted(kernels, key=lambda kernel: -kernel[2])
 
     def free(self) -> None:
         gc.collect()
@@ -192,8 +192,10 @@ class StandIn:
     def kernels(self, call: Call) -> list[tuple[str, int, float]]:
         with profile(activities=[ProfilerActivity.CPU]) as seen:
             call()
-        found = [(event.key, event.count, float(event.self_cpu_time_total)) for event in seen.key_averages()]
-        return sorted(found, key=lambda kernel: -kernel[2])
+        kernels = [
+            (event.key, event.count, float(event.self_cpu_time_total)) for event in seen.key_averages()
+        ]
+        return sorted(kernels, key=lambda kernel: -kernel[2])
 
     def free(self) -> None:
         gc.collect()
@@ -221,11 +223,11 @@ def _describe(device: str) -> str:
 
 def hash_sources() -> str:
     """Returns eight digits that change with any source file of the packages and of these benchmarks."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder in ("subclasses", "desugar", "bench/gpu"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            found.update(path.read_bytes())
-    return found.hexdigest()[:8]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def at_least_64(steps: Sequence[Call]) -> list[Call]:

@@ -52,12 +52,12 @@ class Line:
 
     def as_json(self) -> str:
         """Returns the line without its empty fields."""
-        found = {
+        fields = {
             name: value
             for name, value in asdict(self).items()
             if value is not None and value != "" and value is not False
         }
-        return json.dumps(found, ensure_ascii=False)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 _NAMES = {field.name for field in fields(Line)}

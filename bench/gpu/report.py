@@ -28,11 +28,11 @@ Figures = dict[str, Line]  # of one subject, by name
 
 def group_lines(lines: Iterable[Line]) -> dict[str, dict[str, Figures]]:
     """Returns the figures by group, subject and name; a later line replaces an earlier one."""
-    found: dict[str, dict[str, Figures]] = {}
+    groups: dict[str, dict[str, Figures]] = {}
     for line in lines:
         if line.value is not None:
-            found.setdefault(line.group, {}).setdefault(line.subject, {})[line.figure] = line
-    return found
+            groups.setdefault(line.group, {}).setdefault(line.subject, {})[line.figure] = line
+    return groups
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -98,17 +98,17 @@ def _is_ours(subject: str) -> bool:
 
 def _derived(name: str, subjects: dict[str, Figures]) -> dict[str, float]:
     """Returns the figures that follow from others of the same group; none of them was measured by itself."""
-    time, found = _value(subjects[name][TIME]), {}
+    time, derived = _value(subjects[name][TIME]), {}
     for other, figures in subjects.items():
         if other.startswith("floor") and TIME in figures:
-            found[OF_FLOOR] = _value(figures[TIME]) / time
+            derived[OF_FLOOR] = _value(figures[TIME]) / time
         if "tokens" in figures:
-            found[OF_TOKENS] = _value(figures["tokens"]) / time
+            derived[OF_TOKENS] = _value(figures["tokens"]) / time
         if "fill" in figures and TIME in figures:
-            found[OF_FILL] = time / (_value(figures[TIME]) * _value(figures["fill"]))
+            derived[OF_FILL] = time / (_value(figures[TIME]) * _value(figures["fill"]))
         if other.startswith("the compiled kernels") and HOST in figures and HOST in subjects[name]:
-            found[OF_LAUNCHES] = _value(subjects[name][HOST]) - _value(figures[HOST])
-    return found
+            derived[OF_LAUNCHES] = _value(subjects[name][HOST]) - _value(figures[HOST])
+    return derived
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -155,8 +155,8 @@ def _words(lines: Sequence[Line]) -> str:
     )
     question = BY_NAME[lines[0].stage].question
     text = f"\nThe question: {question}\n"
-    for group, found in facts.items():
-        text += f"\n## {group}\n\n" + "\n".join(found) + "\n"
+    for group, entries in facts.items():
+        text += f"\n## {group}\n\n" + "\n".join(entries) + "\n"
     return text + ("\n## No figure\n\n" + "\n".join(missing) + "\n" if missing else "")
 
 

@@ -27,7 +27,7 @@ IN_TURNS = "all in turns"
 
 def _failures() -> tuple[type[Exception], ...]:
     """Returns the errors of a subject: no package, no attribute, no kernel, no memory, a failed compilation."""
-    found: list[type[Exception]] = [
+    errors: list[type[Exception]] = [
         RuntimeError,
         ImportError,
         AttributeError,
@@ -35,10 +35,10 @@ def _failures() -> tuple[type[Exception], ...]:
         ValueError,
         NameError,
     ]
-    found += [LookupError, OSError, AssertionError, SubprocessError, TorchDynamoException]
+    errors += [LookupError, OSError, AssertionError, SubprocessError, TorchDynamoException]
     if importlib.util.find_spec("triton"):
-        found.append(importlib.import_module("triton.errors").TritonError)
-    return tuple(found)
+        errors.append(importlib.import_module("triton.errors").TritonError)
+    return tuple(errors)
 
 
 FAILURES = _failures()
@@ -154,10 +154,10 @@ class Run:
         Raises:
             Absent: PyTorch is too old, or a dependency is missing.
         """
-        wanted, found = _least_torch(), torch.__version__
-        numbers = [tuple(map(int, text.partition("+")[0].split(".")[:2])) for text in (wanted, found)]
+        wanted, installed = _least_torch(), torch.__version__
+        numbers = [tuple(map(int, text.partition("+")[0].split(".")[:2])) for text in (wanted, installed)]
         if numbers[1] < numbers[0] and not self.any_torch:
-            raise Absent(f"subclasses and desugar: expected torch >= {wanted}, found {found}")
+            raise Absent(f"subclasses and desugar: expected torch >= {wanted}, found {installed}")
 
     def compare(self, group: str, makers: Makers, turns: Turns) -> dict[str, Timing]:
         """Makes the subjects that have no figure yet, and the baseline; times them in turns, and writes lines.
@@ -203,9 +203,9 @@ class Run:
                     )
                     self.device.synchronize()
             rounds += 1
-        found = {name: Timing.of(values) for name, values in samples.items()}
+        device_timings = {name: Timing.of(values) for name, values in samples.items()}
         hosts = {name: Timing.of(values) for name, values in on_host.items()}
-        for figure, timings in ((TIME, found), (HOST, hosts)):
+        for figure, timings in ((TIME, device_timings), (HOST, hosts)):
             for name, timing in timings.items():
                 base = timings.get(turns.baseline)
                 ratio = timing.median / base.median if base else None
@@ -215,7 +215,7 @@ class Run:
                 self.number(group, name, PEAK, peak, "GiB")
         if turns.baseline in calls:
             self._baseline(group, "last", calls, times, turns)
-        return found
+        return device_timings
 
     def _baseline(
         self, group: str, when: str, calls: dict[str, Call], times: dict[str, int], turns: Turns

@@ -34,10 +34,10 @@ PART = 15 * 2**20  # bytes of one file that comes back from the device
 def pins() -> list[str]:
     """Returns the packages with their versions."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    found = {
+    versions = {
         name.lower(): version for name, _, version in (line.partition("==") for line in lines) if version
     }
-    return [f"{name}=={UNPINNED.get(name) or found[name]}" for name in PACKAGES]
+    return [f"{name}=={UNPINNED.get(name) or versions[name]}" for name in PACKAGES]
 
 
 def download(folder: Path, python: str) -> int:
@@ -63,12 +63,12 @@ def download(folder: Path, python: str) -> int:
                 f"expected a wheel of {pin} for Python {python}, found none: its figures will be missing",
                 file=sys.stderr,
             )
-    found = sorted(wheels.glob("*.whl"))
-    size = sum(path.stat().st_size for path in found)
-    for path in found:
+    files = sorted(wheels.glob("*.whl"))
+    size = sum(path.stat().st_size for path in files)
+    for path in files:
         print(f"{path.stat().st_size / 2**20:6.1f} MiB  {path.name}")
     print(f"{size / 2**20:6.1f} MiB  in {wheels}; at most {MOST / 2**20:.0f} are to be taken along")
-    return int(len(found) < len(PACKAGES) or size > MOST)
+    return int(len(files) < len(PACKAGES) or size > MOST)
 
 
 # ---------------------------------------------------------------------------------------------------------

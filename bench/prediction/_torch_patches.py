@@ -104,14 +104,14 @@ _REMEMBERING = (
 )
 
 
-def owner_of(place: str) -> tuple[Any, str]:
+def owner_of(key: str) -> tuple[Any, str]:
     """Returns the object and the attribute that a key of `DESCRIPTION` names.
 
     Raises:
         AttributeError: This release of PyTorch has no such attribute.
         ImportError: It has no such module.
     """
-    module, _, path = place.partition(":")
+    module, _, path = key.partition(":")
     *parents, attribute = path.split(".")
     owner = functools.reduce(getattr, parents, importlib.import_module(module))
     getattr(owner, attribute)
@@ -121,11 +121,11 @@ def owner_of(place: str) -> tuple[Any, str]:
 def patches_that_do_not_fit() -> list[str]:
     """Returns the keys of `DESCRIPTION`, and the options of Inductor, that this release of PyTorch lacks."""
     missing = []
-    for place in DESCRIPTION:
+    for key in DESCRIPTION:
         try:
-            owner_of(place)
+            owner_of(key)
         except (AttributeError, ImportError):
-            missing.append(place)
+            missing.append(key)
     options = importlib.import_module("torch._inductor").config
     return missing + [
         f"torch._inductor.config.{name}" for name in _INDUCTOR_OPTIONS if not _has_option(options, name)
@@ -152,8 +152,8 @@ def patched(properties: SimpleNamespace, hooks: Any) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(_forget)
         _forget()
-        for place, answer in DESCRIPTION.items():
-            owner, attribute = owner_of(place)
+        for key, answer in DESCRIPTION.items():
+            owner, attribute = owner_of(key)
             stack.enter_context(
                 unittest.mock.patch.object(owner, attribute, answers[answer](owner, attribute))
             )

@@ -60,8 +60,8 @@ def grad(
         start = [
             (_edge_of(y), torch.ones_like(y) if g is None else g) for y, g in zip(outputs, given, strict=True)
         ]
-        found = _run(start, wanted)
-    results = tuple(found.get(edge) for edge in wanted)
+        gradients = _run(start, wanted)
+    results = tuple(gradients.get(edge) for edge in wanted)
     if not allow_unused and any(result is None for result in results):
         raise RuntimeError(
             "expected inputs that the outputs depend on, got one that was not used; pass allow_unused=True"
@@ -82,7 +82,7 @@ def _run(start: Iterable[tuple[Edge, Tensor]], wanted: Sequence[Edge]) -> dict[E
     needed = _nodes_towards({edge[0] for edge, _ in start}, {edge[0] for edge in wanted})
     gradients: dict[Any, dict[int, Tensor]] = {}
     ready: list[tuple[int, int, Any]] = []
-    found: dict[Edge, Tensor] = {}
+    results: dict[Edge, Tensor] = {}
     numbers = itertools.count()  # of nodes made at once, the first that is met runs first
 
     def add(edge: Edge, value: Tensor) -> None:
@@ -100,11 +100,11 @@ def _run(start: Iterable[tuple[Edge, Tensor]], wanted: Sequence[Edge]) -> dict[E
     while ready:
         node = heapq.heappop(ready)[2]
         slots = gradients.pop(node)
-        found |= {edge: slots[edge[1]] for edge in wanted if edge[0] is node and edge[1] in slots}
+        results |= {edge: slots[edge[1]] for edge in wanted if edge[0] is node and edge[1] in slots}
         if needed[node]:
             for edge, value in _apply(node, slots):
                 add(edge, value)
-    return found
+    return results
 
 
 def _nodes_towards(roots: set[Any], targets: set[Any]) -> dict[Any, bool]:

@@ -109,15 +109,17 @@ def fake_device(name: str | Device) -> Iterator[FakeDevice]:
 
 def check_installation(device: Device) -> None:
     """Raises a RuntimeError unless this installation of PyTorch can compile for a device."""
-    found = f"predicting for {device.title} needs a CUDA build of PyTorch with Triton (no driver and no GPU)"
+    requirement = (
+        f"predicting for {device.title} needs a CUDA build of PyTorch with Triton (no driver and no GPU)"
+    )
     if missing := private.missing_parts():
         raise RuntimeError(
-            f"{found}, but torch {torch.__version__} comes without {' and without '.join(missing)}: "
+            f"{requirement}, but torch {torch.__version__} comes without {' and without '.join(missing)}: "
             "pip install torch==2.15.0 triton==3.9.0"
         )
     if wrong := patches.patches_that_do_not_fit():
         raise RuntimeError(
-            f"{found} in which these names exist, but torch {torch.__version__} lacks {', '.join(wrong)}: "
+            f"{requirement} in which these names exist, but torch {torch.__version__} lacks {', '.join(wrong)}: "
             "pip install torch==2.15.0 triton==3.9.0"
         )
 
@@ -143,11 +145,11 @@ class _Mover:
         self.fake = fake
         self.made: dict[int, Any] = {}  # also the memo of deep copies
         self.scopes: dict[int, dict[str, Any]] = {}  # globals, by the id of the original
-        self.kept: list[Any] = []  # keeps the ids in `made` from being given to new objects
+        self.originals: list[Any] = []  # keeps the ids in `made` from being given to new objects
 
     def move(self, value: Any) -> Any:
         if id(value) not in self.made:
-            self.kept.append(value)
+            self.originals.append(value)
             self.made[id(value)] = self._move(value)
         return self.made[id(value)]
 
@@ -194,8 +196,8 @@ class _Mover:
     def _module(self, module: nn.Module) -> nn.Module:
         """Copies a module; its tensors, also those in plain attributes, are moved first."""
         for part in module.modules():
-            held = (*part._parameters.values(), *part._buffers.values(), *vars(part).values())
-            for value in held:
+            values = (*part._parameters.values(), *part._buffers.values(), *vars(part).values())
+            for value in values:
                 if isinstance(value, Tensor):
                     self.move(value)
         with torch.no_grad():

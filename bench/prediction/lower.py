@@ -81,12 +81,12 @@ def _concrete(fake: FakeDevice, value: Any) -> Any:
 
 def _sizes(inputs: Sequence[Any]) -> tuple[tuple[str, int], ...]:
     """Returns the symbols in the sizes of inputs, and their values."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for value in inputs:
         for extent in (value,) if isinstance(value, SymInt) else getattr(value, "shape", ()):
             if isinstance(extent, SymInt) and not isinstance(extent, int):
-                found[str(extent)] = hint(extent)
-    return tuple(sorted(found.items()))
+                sizes[str(extent)] = hint(extent)
+    return tuple(sorted(sizes.items()))
 
 
 def _first_node_against_cuda_graphs(graph: fx.GraphModule) -> str:
@@ -110,11 +110,11 @@ def _reasons(recorder: Recorder, node: str, stopped: str) -> tuple[str, ...]:
 
 def describe_calls(fake: FakeDevice, recorder: Recorder) -> tuple[Kernel, ...]:
     """Returns the kernels behind calls; equal calls are one kernel that is launched several times."""
-    found: dict[Kernel, int] = {}
+    counts: dict[Kernel, int] = {}
     for call in recorder.calls:
         kernel = _describe(fake, recorder, call)
-        found[kernel] = found.get(kernel, 0) + 1
-    return tuple(replace(kernel, launches=number) for kernel, number in found.items())
+        counts[kernel] = counts.get(kernel, 0) + 1
+    return tuple(replace(kernel, launches=number) for kernel, number in counts.items())
 
 
 def _describe(fake: FakeDevice, recorder: Recorder, call: Call) -> Kernel:
@@ -153,8 +153,8 @@ def _check_shared_memory(device: Device, name: str, compiled: CompiledKernel) ->
         )
 
 
-def _by_name(found: dict[torch.dtype, int]) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((str(dtype).removeprefix("torch."), number) for dtype, number in found.items()))
+def _by_name(by_dtype: dict[torch.dtype, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((str(dtype).removeprefix("torch."), number) for dtype, number in by_dtype.items()))
 
 
 # ------------------------------------------------------------------------------------------------ backends

@@ -88,10 +88,10 @@ class Recorder:
     def define(self, name: str, nodes: Sequence[Any], kernel: Any) -> None:
         """Notes which of the scheduler's nodes a kernel fuses."""
         parts = getattr(kernel, "sub_kernels", None) or [kernel]
-        found = count_kernel(nodes, [part.args for part in parts])
+        traffic = count_kernel(nodes, [part.args for part in parts])
         known = self.traffic.get(name)  # the same source, for other nodes
-        ops = found.ops if known is None else tuple(dict.fromkeys((*known.ops, *found.ops)))
-        self.traffic[name] = Traffic(ops, found.reads, found.writes, found.flops)
+        ops = traffic.ops if known is None else tuple(dict.fromkeys((*known.ops, *traffic.ops)))
+        self.traffic[name] = Traffic(ops, traffic.reads, traffic.writes, traffic.flops)
 
     def triton(self, name: str, kernel: Any) -> _Launcher:
         """Notes a compiled kernel."""
@@ -136,16 +136,16 @@ def _of_arguments(name: str, kernel: Any, args: Sequence[Any]) -> Traffic:
     meta = kernel.triton_meta
     names = (parameter for parameter, kind in meta["signature"].items() if kind != "constexpr")
     named = dict(zip(names, args, strict=False))  # constants are compiled in; the size of the grid follows
-    found = private.identify_accessed_tensors(kernel.fn, named | meta["constants"], {}).read_writes
-    reads, writes = ([named[dep.name] for dep in deps] for deps in (found.reads, found.writes))
+    accesses = private.identify_accessed_tensors(kernel.fn, named | meta["constants"], {}).read_writes
+    reads, writes = ([named[dep.name] for dep in deps] for deps in (accesses.reads, accesses.writes))
     return Traffic((name,), _bytes_by_dtype(reads), _bytes_by_dtype(writes))
 
 
 def _bytes_by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, int]:
-    found: dict[torch.dtype, int] = {}
+    sizes: dict[torch.dtype, int] = {}
     for x in tensors:
-        found[x.dtype] = found.get(x.dtype, 0) + nbytes(x)
-    return found
+        sizes[x.dtype] = sizes.get(x.dtype, 0) + nbytes(x)
+    return sizes
 
 
 # ------------------------------------------------------------------------------------------------ compiled code
@@ -177,8 +177,8 @@ def _read_resources(cubin: bytes) -> tuple[int | None, int | None]:
         done = subprocess.run(
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=False
         )
-    found = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
-    return (int(found[1]), int(found[2])) if found else (None, None)
+    match = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout)
+    return (int(match[1]), int(match[2])) if match else (None, None)
 
 
 def _cuobjdump() -> str | None:

@@ -80,26 +80,26 @@ def _parts(node: Any) -> Iterator[Any]:
 
 def _in_place(args: Any) -> list[tuple[str, ...]]:
     """Returns the names of each buffer that a kernel overwrites: before and after."""
-    found = {
+    names = {
         tuple(buffer.other_names)
         for buffer in args.inplace_buffers.values()
         if not isinstance(buffer, private.RemovedArg)
     }
-    return sorted(found)
+    return sorted(names)
 
 
 def _accesses(parts: list[Any], kind: str) -> dict[str, dict[Any, int | None]]:
     """Returns, for each buffer, the entries that each of its indices reaches; None means all of them."""
     real = private.V.graph.scheduler.mutation_real_name
-    found: dict[str, dict[Any, int | None]] = {}
+    accesses: dict[str, dict[Any, int | None]] = {}
     for node in parts:
         for dep in getattr(node.read_writes, kind):
             indexed = isinstance(dep, private.MemoryDep)
             key = (dep.index, dep.size) if indexed else None
-            reached = found.setdefault(real.get(dep.name, dep.name), {})
+            reached = accesses.setdefault(real.get(dep.name, dep.name), {})
             reached[key] = _reached(dep) if indexed else None
-            found.setdefault(dep.name, reached)
-    return found
+            accesses.setdefault(dep.name, reached)
+    return accesses
 
 
 def _reached(dep: Any) -> int:
@@ -169,9 +169,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
-        yield from (found for part in value.values() for found in tensors_in(part))
+        yield from (tensor for part in value.values() for tensor in tensors_in(part))
     elif isinstance(value, list | tuple):
-        yield from (found for part in value for found in tensors_in(part))
+        yield from (tensor for part in value for tensor in tensors_in(part))
 
 
 def nbytes(x: Tensor) -> int:

@@ -31,17 +31,17 @@ class BlockSparse(TensorSubclass, fallback="materialize"):
 
     def materialize(self) -> Tensor:
         rows, columns = self.grid
-        places = self.blocks.new_zeros(rows * columns, *self.blocks.shape[1:])
-        places = places.index_add(0, self.row * columns + self.column, self.blocks)
-        return places.unflatten(0, (rows, columns)).transpose(1, 2).reshape(self.shape)
+        all_blocks = self.blocks.new_zeros(rows * columns, *self.blocks.shape[1:])
+        all_blocks = all_blocks.index_add(0, self.row * columns + self.column, self.blocks)
+        return all_blocks.unflatten(0, (rows, columns)).transpose(1, 2).reshape(self.shape)
 
     @classmethod
     def largest(cls, w: Tensor, height: int, width: int, count: int) -> "BlockSparse":
         """The blocks with the largest norms."""
         rows, columns = w.shape[0] // height, w.shape[1] // width
-        places = w.reshape(rows, height, columns, width).transpose(1, 2).flatten(0, 1)
-        index = places.flatten(1).norm(dim=1).topk(count).indices
-        return cls(places[index], index // columns, index % columns, grid=(rows, columns))
+        blocks = w.reshape(rows, height, columns, width).transpose(1, 2).flatten(0, 1)
+        index = blocks.flatten(1).norm(dim=1).topk(count).indices
+        return cls(blocks[index], index // columns, index % columns, grid=(rows, columns))
 
 
 @BlockSparse.implements(F.linear)
@@ -51,8 +51,8 @@ def linear(func, input, weight, bias=None):
     blocks, row, column = weight.unwrap()
     parts = input.unflatten(-1, (weight.grid[1], blocks.shape[2])).index_select(-2, column)
     products = torch.einsum("...nw,nhw->...nh", parts, blocks)
-    places = (*input.shape[:-1], weight.grid[0], blocks.shape[1])
-    y = products.new_zeros(places).index_add(-2, row, products).flatten(-2)
+    shape = (*input.shape[:-1], weight.grid[0], blocks.shape[1])
+    y = products.new_zeros(shape).index_add(-2, row, products).flatten(-2)
     return y if bias is None else y + bias
 
 

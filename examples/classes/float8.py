@@ -125,8 +125,8 @@ def main() -> None:
     linear = nn.Linear(64, 32, device=device)
     layer, x = Float8Linear(linear), torch.randn(16, 64, device=device)
     how = "on the float8 numbers (torch._scaled_mm)" if has_scaled_mm(device) else "on the wide numbers"
-    held = layer.weight.qdata.nbytes + layer.weight.scale.nbytes
-    print(f"weight: {linear.weight.nbytes} bytes, in float8 {held}; products run {how}")
+    nbytes = layer.weight.qdata.nbytes + layer.weight.scale.nbytes
+    print(f"weight: {linear.weight.nbytes} bytes, in float8 {nbytes}; products run {how}")
     with torch.no_grad():
         expected = linear(x)
         stock = torch.compile(layer, backend="aot_eager", fullgraph=True)

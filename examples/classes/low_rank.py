@@ -72,10 +72,10 @@ def main() -> None:
         optimizer.zero_grad()
         (x @ LowRank(*factors) - y).square().mean().backward()
         optimizer.step()
-    found = LowRank(*factors).materialize()
-    error = (found - true.materialize()).norm() / true.materialize().norm()
+    fitted = LowRank(*factors).materialize()
+    error = (fitted - true.materialize()).norm() / true.materialize().norm()
     multiplications = sum(factor.numel() for factor in factors)
-    print(f"{multiplications} multiplications per row instead of {found.numel()}, error {error:.1%}")
+    print(f"{multiplications} multiplications per row instead of {fitted.numel()}, error {error:.1%}")
 
 
 if __name__ == "__main__":

@@ -62,14 +62,14 @@ class Named(TensorSubclass):
         index: list[Any] = [slice(None)] * self.ndim
         for name, i in indices.items():
             index[self.positions(name)[0]] = i
-        kept = tuple(d for d, i in zip(self.dims, index, strict=True) if isinstance(i, slice))
-        return Named(self.values[tuple(index)], dims=kept)
+        dims = tuple(d for d, i in zip(self.dims, index, strict=True) if isinstance(i, slice))
+        return Named(self.values[tuple(index)], dims=dims)
 
 
 @Named.implements(subclasses.reductions)
 def reduce(func, x, dim, keepdim, **kwargs):
-    kept = tuple(name for i, name in enumerate(x.dims) if keepdim or i not in dim)
-    return Named(func(x.values, dim, keepdim=keepdim, **kwargs), dims=kept)
+    dims = tuple(name for i, name in enumerate(x.dims) if keepdim or i not in dim)
+    return Named(func(x.values, dim, keepdim=keepdim, **kwargs), dims=dims)
 
 
 @Named.implements(

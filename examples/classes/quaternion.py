@@ -110,8 +110,8 @@ def main() -> None:
         optimizer.zero_grad()
         (Quaternion(parts).rotate(points) - target).square().sum().backward()
         optimizer.step()
-    found: Any = Quaternion(parts.detach())
-    error: Any = (found / found.abs() - turn).abs()
+    fitted: Any = Quaternion(parts.detach())
+    error: Any = (fitted / fitted.abs() - turn).abs()
     print(f"rotation by {turn.parts.tolist()}, found with an error of {error:.3f}")
 
 

@@ -447,9 +447,9 @@ def with_written_copies(op: OpOverload, run: Call, make: Call | None, *, by_rule
     write = _Write(op, facts, run, make)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if is_copy and (asked := CALLING.writing) is not None:
+        if is_copy and (written_op := CALLING.writing) is not None:
             CALLING.writing = None
-            write_into(asked, args[0], args[1])
+            write_into(written_op, args[0], args[1])
             return args[0]
         if not CALLING.opens:
             return run(*args, **kwargs)
@@ -488,11 +488,11 @@ class _Write(NamedTuple):
             out = _run_rule(self.make or self.run, new_args, new_kwargs)
         if out is NotImplemented:
             return out
-        for x, held in copies.values():
+        for x, before in copies.values():
             new = operands.open[id(x)][1] if self.make is None else out
             with _recording():
                 closed = close(new)
-            _keep_unchanged(x, held, closed)
+            _keep_unchanged(x, before, closed)
             _write(self.op, x, closed)
         return return_written(self.facts, args, kwargs, out)
 

@@ -60,7 +60,7 @@ def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | N
     return layout.cls._wrap(layout, *raw, *dynamics)  # type: ignore[attr-defined]
 
 
-def _kept(t: Tensor) -> Tensor:
+def _detached(t: Tensor) -> Tensor:
     """Returns a tensor detached; for a plain tensor a view, which records the grad mode in which it was made."""
     return t.detach()[...] if t.__class__ is Tensor or not hasattr(type(t), "__spec__") else t.detach()
 
@@ -78,8 +78,8 @@ class Construct(torch.autograd.Function):
         A value constructed from the tensor after such a write would lose the gradients of this value. All other inner
         tensors stay the same objects: two values that share one offsets tensor provably have matching rows.
         """
-        kept = [_kept(t) if t is not None and t.requires_grad else t for t in inners]
-        return layout.cls._wrap(layout, *kept, *dynamics)  # type: ignore[attr-defined]
+        detached = [_detached(t) if t is not None and t.requires_grad else t for t in inners]
+        return layout.cls._wrap(layout, *detached, *dynamics)  # type: ignore[attr-defined]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -199,8 +199,10 @@ def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
 
 def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     """Constructs a cotangent of a value from its inner tensors' cotangents, with zeros for each that is None."""
-    held = inner_tensors(x)
-    inners = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
+    tensors = inner_tensors(x)
+    inners = [
+        _zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(tensors, given, strict=True)
+    ]
     return _construct_cotangent(x._layout, dynamic_ints(x), inners)
 
 
@@ -249,22 +251,24 @@ class Unwrap(torch.autograd.Function):
 
         PyTorch refuses a write to such a view, because the gradient of the wrapper would not include it.
         """
-        held = x.__dict__
+        stored = x.__dict__
         # `t[...]` is `alias` too, and takes half the time of an op that is called by its name.
-        return tuple([t[...] if (t := held[n]).__class__ is Tensor else aten.alias.default(t) for n in names])
+        return tuple(
+            [t[...] if (t := stored[n]).__class__ is Tensor else aten.alias.default(t) for n in names]
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the inner tensors: the values of non-differentiable ones, the size and dtype of the others."""
         x, names, written = inputs
-        cls, held = type(x), x.__dict__
+        cls, stored = type(x), x.__dict__
         if cls is Tensor:
             return  # a transform of torch.func that does not differentiate by the value, which is inside of this
         ctx.set_materialize_grads(False)
-        layout = held["_layout"]
+        layout = stored["_layout"]
         # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
-        likes = {n: Like(t) for n in layout.present if is_differentiable(t := held[n])}
-        fixed = {n: held[n].clone() if written else held[n] for n in layout.present if n not in likes}
+        likes = {n: Like(t) for n in layout.present if is_differentiable(t := stored[n])}
+        fixed = {n: stored[n].clone() if written else stored[n] for n in layout.present if n not in likes}
         if fixed:
             ctx.save_for_backward(*fixed.values())
         ctx.layout, ctx.dynamics = layout, dynamic_ints(x)
@@ -366,16 +370,16 @@ def unwrap_recorded(x: Any, names: tuple[str, ...], *, written: bool = False) ->
         names: The attributes of the inner tensors.
         written: Whether the value is written to next: inner tensors that a backward needs are copied.
     """
-    held = x.__dict__
+    stored = x.__dict__
     # As `is_differentiable`, which is called for each inner tensor that a rule reads.
     wanted = tuple(
-        [n for n in names if (t := held[n]) is not None and (t.is_floating_point() or t.is_complex())]
+        [n for n in names if (t := stored[n]) is not None and (t.is_floating_point() or t.is_complex())]
     )
     unwrapped = apply_function(Unwrap, x, wanted, written) if wanted else ()
     if wanted == names:
         return unwrapped
     by_name = dict(zip(wanted, unwrapped, strict=True))
-    return tuple([by_name[n] if n in by_name else held[n] for n in names])
+    return tuple([by_name[n] if n in by_name else stored[n] for n in names])
 
 
 def unwrap_one(x: Any, name: str) -> Tensor | None:

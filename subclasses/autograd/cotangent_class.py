@@ -115,23 +115,25 @@ def make_cotangent(x: Any, inners: Sequence[Any], named: Mapping[str, Any]) -> A
     """Implements ``x.cotangent(...)``."""
     cls, spec = type(x), type(x).__spec__
     call = f"{cls._value_cls.__name__}.cotangent"
-    held = {f.name: x.__dict__[f.attribute] for f in spec.inners}
-    if len(inners) > len(held):
+    tensors = {f.name: x.__dict__[f.attribute] for f in spec.inners}
+    if len(inners) > len(tensors):
         raise TypeError(
-            f"{call}: expected at most {len(held)} derivatives ({', '.join(held)}), got {len(inners)}"
+            f"{call}: expected at most {len(tensors)} derivatives ({', '.join(tensors)}), got {len(inners)}"
         )
-    given = dict(zip(held, inners, strict=False))
+    given = dict(zip(tensors, inners, strict=False))
     for name, g in named.items():
-        if name not in held or name in given:
+        if name not in tensors or name in given:
             why = (
-                "is given twice" if name in given else f"is not an inner tensor; these are {', '.join(held)}"
+                "is given twice"
+                if name in given
+                else f"is not an inner tensor; these are {', '.join(tensors)}"
             )
             raise TypeError(f"{call}: {name} {why}")
         given[name] = g
     for name, g in given.items():
         if g is not None:
-            _check_derivative(f"{call}: {name}", held[name], g)
-    return cotangent_like(x, [given.get(name) for name in held])
+            _check_derivative(f"{call}: {name}", tensors[name], g)
+    return cotangent_like(x, [given.get(name) for name in tensors])
 
 
 def _check_derivative(where: str, t: Any, g: Any) -> None:

@@ -33,10 +33,10 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     detach, wrap, is_inference_mode = aten.detach.default, cls._wrap, torch.is_inference_mode_enabled
 
     def wrapped(x: Any) -> Any:
-        held = x.__dict__
-        if len(held) != unmarked or x.__class__ is not cls or is_inference_mode():
+        stored = x.__dict__
+        if len(stored) != unmarked or x.__class__ is not cls or is_inference_mode():
             return run(x)
-        layout = held["_layout"]
+        layout = stored["_layout"]
         if layout.nested:
             return run(x)
         is_gradient = graph_task() != -1
@@ -44,36 +44,38 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         if shares:
             set_excluded(VIEWS_KEY, False)
         try:
-            inners = [None if (t := held[name]) is None else detach(t) for name in attributes]
+            inners = [None if (t := stored[name]) is None else detach(t) for name in attributes]
         finally:
             if shares:
                 set_excluded(VIEWS_KEY, True)
-        out = wrap(layout, *inners, *[held[name] for name in dynamics])
+        out = wrap(layout, *inners, *[stored[name] for name in dynamics])
         set_storage_of(out, x)
         return own_gradients(x, out) if is_gradient else out
 
     return wrapped
 
 
-def own_gradients(gradient: Any, kept: Any) -> Any:
+def own_gradients(gradient: Any, detached: Any) -> Any:
     """Returns the gradient that autograd keeps as `.grad`, by `detach()`, with memory of its own, as for plain tensors.
 
     The gradients of two inner tensors, or of two values, may hold one tensor: a write to one gradient would write to
     the other. In a hook, `detach()` returns an alias of its operand.
     """
-    held, own = gradient.__dict__, {}
+    stored, own = gradient.__dict__, {}
     for name in gradient._layout.present:
-        t = held[name]
+        t = stored[name]
         if t.__class__ is not Tensor or not (t.is_floating_point() or t.is_complex()):
             continue
         # Both values hold a tensor with that memory; this variable refers to the first tensor, too.
         if 0 in t.stride() or not owns_memory(t, references=2, tensors=2):
             if not is_called_by_engine():
-                return kept
+                return detached
             own[name] = t.clone()
     if not own:
-        return kept
+        return detached
     # The value shows the strides of the copies.
-    out = with_inners(kept, [own.get(name, kept.__dict__[name]) for name in type(kept).__spec__.attributes])
+    out = with_inners(
+        detached, [own.get(name, detached.__dict__[name]) for name in type(detached).__spec__.attributes]
+    )
     set_storage_of(out, gradient)
     return out

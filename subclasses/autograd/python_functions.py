@@ -161,8 +161,8 @@ def writes_of(function: Callable[..., Any]) -> Callable[[Any, Any], Sequence[Any
         position = names.index("inplace")
 
         def inplace(args: Any, kwargs: Any) -> Sequence[Any]:
-            is_asked = args[position] if len(args) > position else kwargs.get("inplace")
-            return (args[0] if args else kwargs.get(names[0]),) if is_asked else ()
+            is_inplace = args[position] if len(args) > position else kwargs.get("inplace")
+            return (args[0] if args else kwargs.get(names[0]),) if is_inplace else ()
 
         return inplace
     if getattr(Tensor, name, None) is function:

@@ -76,27 +76,27 @@ def cotangent_run(
     """
     value = cot._value_cls
     other = functools.cache(functools.partial(_of_formula, cot, op, find_own))
-    asked = lambda *args, **kwargs: other()(*args, **kwargs)  # noqa: E731 - resolved where it is called
+    by_formula = lambda *args, **kwargs: other()(*args, **kwargs)  # noqa: E731 - resolved where it is called
     if (own := find_own(cot)) is not None:
         return False, own
     if value.__spec__.fallback == "materialize" and find_op_rule(value, op) is None:
-        run = _on_rows(op, asked)
+        run = _on_rows(op, by_formula)
         if run is not None:
             return False, run
-    if (run := _of_gradients(value, op, asked)) is not None:
+    if (run := _of_gradients(value, op, by_formula)) is not None:
         return False, run
     is_ruled = find_op_rule(value, op) is not None and op is not aten.copy_.default
     if (run := structural.find_structural(op)) is not None and not is_ruled:
-        return True, _structural(cot, op, run, asked)
+        return True, _structural(cot, op, run, by_formula)
     if _is_arithmetic(value, op):
-        run = _arithmetic(value, op, asked)
+        run = _arithmetic(value, op, by_formula)
         if _maps_formulas(value, op) and not value._traits.pulls_back:
             mapped = _of_formula(cot, op, find_own)
             run = _moving(value, mapped, run) if op in MOVING_OPS else mapped
         if value._traits.is_mapped and op is aten.add.Tensor:
             run = with_noted_summands(run)
         return False, with_engine_sums(value, run) if op is aten.add.Tensor else run
-    return False, asked
+    return False, by_formula
 
 
 def _is_arithmetic(value: Any, op: OpOverload) -> bool:
@@ -107,10 +107,10 @@ def _is_arithmetic(value: Any, op: OpOverload) -> bool:
     return torch.Tag.pointwise in tags or op in WRITING_OPS
 
 
-def _of_gradients(value: Any, op: OpOverload, asked: Call) -> Call | None:
+def _of_gradients(value: Any, op: OpOverload, by_formula: Call) -> Call | None:
     """Returns the callable of an op that optimizers, clipping, autograd and anomaly mode call on gradients."""
     if takes_lists(op):
-        return functools.partial(run_lists, op, asked)
+        return functools.partial(run_lists, op, by_formula)
     if op in _OF_ANOMALY_CHECK:
         return functools.partial(_anomaly, op)
     if op is aten.linalg_vector_norm.default:
@@ -118,30 +118,30 @@ def _of_gradients(value: Any, op: OpOverload, asked: Call) -> Call | None:
     if op in LIKE_OPS:
         return functools.partial(_like, value, op)
     if op in _SUMS and not value._traits.is_mapped:
-        return functools.partial(_sum, op, asked)
+        return functools.partial(_sum, op, by_formula)
     return None
 
 
 # ---- one function per kind of op ---------------------------------------------------------------------------
 
 
-def _on_rows(op: OpOverload, asked: Call) -> Call | None:
+def _on_rows(op: OpOverload, by_formula: Call) -> Call | None:
     """Returns the callable of an op that FSDP2, a checkpoint or a DTensor calls to cut or join a cotangent by rows."""
     if op is aten.view.default:
-        return functools.partial(sharding.same_size, asked)
+        return functools.partial(sharding.same_size, by_formula)
     if op is aten.slice.Tensor:
         return sharding.narrow
     if op is aten.new_zeros.default:
         return sharding.new_zeros
     answer = sharding.COLLECTIVES.get(op.name())
-    return None if answer is None else functools.partial(answer, asked)
+    return None if answer is None else functools.partial(answer, by_formula)
 
 
-def _structural(cot: Any, op: OpOverload, run: Call, asked: Call) -> Call:
+def _structural(cot: Any, op: OpOverload, run: Call, by_formula: Call) -> Call:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if structural.preserves_structure(cot, op, args, kwargs):
             return run(*args, **kwargs)
-        return asked(*args, **kwargs)
+        return by_formula(*args, **kwargs)
 
     if op is aten.copy_.default:
         return functools.partial(_copy, cot._value_cls, wrapped)
@@ -167,8 +167,10 @@ def _like(value: Any, op: OpOverload, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _anomaly(op: OpOverload, x: Any) -> Any:
     """Answers ``detect_anomaly``, which looks for NaNs: one answer for all inner tensors."""
-    asked = [t for t in inner_tensors(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)]
-    flags = [op(t).any() for t in asked]
+    checked = [
+        t for t in inner_tensors(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)
+    ]
+    flags = [op(t).any() for t in checked]
     return torch.stack(flags).any() if flags else torch.zeros((), dtype=torch.bool, device=x.device)
 
 
@@ -179,14 +181,14 @@ def _norm(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs
     return joint_norm(x, run_per_inner(type(x)._value_cls, op, x, (x, ord), kwargs), ord)
 
 
-def _sum(op: OpOverload, asked: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _sum(op: OpOverload, by_formula: Call, x: Any, *args: Any, **kwargs: Any) -> Any:
     inners = inner_tensors(x)
     if not all(t is None or t.shape == x.shape for t in inners):
-        return asked(x, *args, **kwargs)
+        return by_formula(x, *args, **kwargs)
     return with_inners(x, [None if t is None else op(t, *args, **kwargs).to(t.dtype) for t in inners])
 
 
-def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
+def _arithmetic(value: Any, op: OpOverload, by_formula: Call) -> Call:
     """Returns the callable of a pointwise op, and of one that fills: between cotangents, Parameters and numbers."""
     facts, is_product = op_facts(op), op in _PRODUCTS
 
@@ -199,7 +201,7 @@ def _arithmetic(value: Any, op: OpOverload, asked: Call) -> Call:
         x = next(v for v in operands if is_cotangent(v))
         target = argument(facts, args, kwargs, facts.written[0]) if facts.written else None
         if not all(_fits(x, v, value) for v in operands) or not (target is None or isinstance(target, value)):
-            return asked(*args, **kwargs)
+            return by_formula(*args, **kwargs)
         # In a comparison with a mask, a cotangent of bools, the op runs on the inner tensors of the other operand.
         x = next((v for v in operands if isinstance(v, value) and differentiable_names(v)), x)
         results = run_per_inner(value, op, x, args, kwargs)

@@ -158,11 +158,11 @@ def with_joined_zeros(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Call
 
 def _with_further_dims_of(x: Any, plain: Tensor) -> Any:
     """Returns a plain tensor as a value like another one: each inner tensor holds it, along its further dims."""
-    held, inners = x.__dict__, []
+    stored, inners = x.__dict__, []
     for name in type(x).__spec__.attributes:
-        further = () if held[name] is None else held[name].shape[x.dim() :]
+        further = () if stored[name] is None else stored[name].shape[x.dim() :]
         t = plain.reshape([*plain.shape, *(1 for _ in further)]).expand([*plain.shape, *further])
-        inners.append(None if held[name] is None else t)
+        inners.append(None if stored[name] is None else t)
     return with_inners(x, inners)
 
 
@@ -540,8 +540,10 @@ def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
         except RuntimeError as error:
             if not isinstance(error, DispatchError):
                 x = wrappers_in(cls, args, kwargs)[0]
-                held = ", ".join(f"{field_name(n)} ({x.__dict__[n].dtype})" for n in x._layout.present)
-                error.add_note(f"{op} ran on each inner tensor of {one_of(cls)}: {held}; {hint_for(cls, op)}")
+                dtypes = ", ".join(f"{field_name(n)} ({x.__dict__[n].dtype})" for n in x._layout.present)
+                error.add_note(
+                    f"{op} ran on each inner tensor of {one_of(cls)}: {dtypes}; {hint_for(cls, op)}"
+                )
             raise
 
     return wrapped
@@ -827,10 +829,10 @@ def _with_further_dims(op: OpOverload, x: Any, others: list[str], keeps_ones: bo
     Raises:
         DispatchError: the op would select other elements of such an inner tensor than of the value.
     """
-    held, size = x.__dict__, x.shape
-    further = [n for n in others if not known_to_differ(held[n].shape[: len(size)], size)]
+    stored, size = x.__dict__, x.shape
+    further = [n for n in others if not known_to_differ(stored[n].shape[: len(size)], size)]
     for n in others:
-        if n not in further and not (keeps_ones and fits_by_ones(held[n].shape, size)):
+        if n not in further and not (keeps_ones and fits_by_ones(stored[n].shape, size)):
             raise other_size_error(op, x, n, "where the op names dims, sizes or all of them")
     return further
 
@@ -864,9 +866,9 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
 
 def _of_other_sizes(x: Any, attributes: tuple[str, ...]) -> list[str]:
     """Returns the names of inner tensors with another size than the value; each call of a mapped op calls this."""
-    held, size, names = x.__dict__, x.shape, []
+    stored, size, names = x.__dict__, x.shape, []
     for name in attributes:
-        t = held[name]
+        t = stored[name]
         if t is None:
             continue
         if t.__class__ is Tensor or all(n.__class__ is int for n in (*size, *t.shape)):

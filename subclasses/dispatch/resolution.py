@@ -60,8 +60,8 @@ from subclasses.errors import DispatchError, one_of, way_out
 from subclasses.higher_order.dispatch import higher_order_run
 from subclasses.op_schemas.aliasing import (
     with_aliasing,
+    with_checked_writes,
     with_counted_writes,
-    with_kept_writes,
     with_versions_of_base,
 )
 from subclasses.op_schemas.schema import functional_counterpart, op_facts
@@ -270,7 +270,7 @@ def _exact(cls: Any, op: OpOverload) -> Resolution | None:
     run = _with_rule_checks(cls, op, rule)
     if op is aten.copy_.default:
         run = with_note_on_copies(cls, rule, run)
-    run = with_kept_writes(cls, op, f"the rule {describe(rule)}", run)
+    run = with_checked_writes(cls, op, f"the rule {describe(rule)}", run)
     return Resolution(Step.RULE, with_aliasing(op, run), by_formula=_is_by_formula(cls, rule))
 
 
@@ -309,10 +309,10 @@ def _structural(cls: Any, op: OpOverload) -> Resolution | None:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if structural.preserves_structure(cls, op, args, kwargs):
             out = run(*args, **kwargs)
-            if not computes_dtype or structural.has_asked_dtype(cls, out, kwargs):
+            if not computes_dtype or structural.has_requested_dtype(cls, out, kwargs):
                 return out
         out = other()(*args, **kwargs)
-        if computes_dtype and not structural.has_asked_dtype(cls, out, kwargs):
+        if computes_dtype and not structural.has_requested_dtype(cls, out, kwargs):
             structural.raise_dtype_stays(cls, op, out, kwargs)
         return out
 

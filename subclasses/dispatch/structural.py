@@ -188,7 +188,7 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
 
     They do not if the class cannot change to the requested dtype. Nor do they if a plain tensor and a wrapper, or two
     wrappers with different metadata, are copied onto each other. For a class that computes its outer dtype,
-    :func:`has_asked_dtype` checks the result.
+    :func:`has_requested_dtype` checks the result.
     """
     if op is aten.copy_.default:
         x, source = args[:2]
@@ -219,7 +219,7 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
     return follows_dtype(x, source, x.__dict__[source.attribute])
 
 
-def has_asked_dtype(cls: type, out: Any, kwargs: dict[str, Any]) -> bool:
+def has_requested_dtype(cls: type, out: Any, kwargs: dict[str, Any]) -> bool:
     """Whether the result of a conversion has the requested dtype, if it is a value of the class."""
     dtype = kwargs.get("dtype")
     return dtype is None or type(out) is not cls or out.dtype == dtype

@@ -75,19 +75,22 @@ class PlainCond:
         if recorded:
             check_not_random(self.op, self._branches, self.operands.plain)
         values = CondFunction.apply(self, *unique) if recorded else self.call()
-        kept = self._operand_results()
-        results = [self.operands.plain[kept[n]] if n in kept else value for n, value in enumerate(values)]
+        operand_results = self._operand_results()
+        results = [
+            self.operands.plain[operand_results[n]] if n in operand_results else value
+            for n, value in enumerate(values)
+        ]
         return tree_unflatten(results, self.results[0].treespec)
 
     def call(self) -> tuple[Any, ...]:
         """Returns the results below autograd; None for results that are operands."""
-        plain, parts, kept = self.operands.plain, self.results[0].parts, self._operand_results()
+        plain, parts, operand_results = self.operands.plain, self.results[0].parts, self._operand_results()
         sources = self._sources()
         computed = [n for n, source in enumerate(sources) if source is None]
-        found = iter(self._call_plain(computed) if computed else ())
-        leaves = iter([next(found) if source is None else plain[source] for source in sources])
+        outputs = iter(self._call_plain(computed) if computed else ())
+        leaves = iter([next(outputs) if source is None else plain[source] for source in sources])
         values = [wrap_value(part, leaves) for part in parts]
-        return tuple([None if n in kept else value for n, value in enumerate(values)])
+        return tuple([None if n in operand_results else value for n, value in enumerate(values)])
 
     def _call_plain(self, wanted: Sequence[int]) -> Sequence[Any]:
         pairs = zip(self._branches, self.results, strict=True)
@@ -151,5 +154,5 @@ class CondFunction(torch.autograd.Function):
             filled = unify_gradients(fns, gradients.results, wanted)
             gradients = PlainCond(cond.op, cond.pred, operands, filled)
         gradients.check_same_structure()
-        found = iter(gradients.run())
-        return None, *(next(found) if n in wanted else None for n in range(len(primals)))
+        grads = iter(gradients.run())
+        return None, *(next(grads) if n in wanted else None for n in range(len(primals)))

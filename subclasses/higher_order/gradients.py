@@ -72,7 +72,7 @@ def unify_gradients(fns: Sequence[Call], results: Sequence[Results], wanted: Seq
 
 def _unified(fn: Call, mine: Results, other: Results, wanted: Sequence[int], *unique: Any) -> tuple[Any, ...]:
     plain = Operands(unique).plain
-    found = []
+    unified = []
     for n, gradient in enumerate(fn(*unique)):
         match mine.parts[n], other.parts[n]:
             case Constant(), Plain() | Wrapper():
@@ -85,8 +85,8 @@ def _unified(fn: Call, mine: Results, other: Results, wanted: Sequence[int], *un
                 gradient = _contiguous(_zeros(other, n, plain) + gradient)
             case Wrapper(layout), Wrapper(expected) if expected is cotangent_layout(layout):
                 gradient = as_cotangent(gradient)
-        found.append(gradient)
-    return tuple(found)
+        unified.append(gradient)
+    return tuple(unified)
 
 
 def _zeros(results: Results, number: int, plain: Sequence[Any]) -> Any:

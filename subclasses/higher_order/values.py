@@ -59,8 +59,8 @@ def unwrap_value(value: Any, leaves: list[Any]) -> Part:
 
 def _find_carrier(x: Any, name: str) -> Tensor:
     """Returns the carrier of a dynamic int, and creates one if there is none or a compiler supplied another kind."""
-    held = x.__dict__.get(carrier(name))
-    return held if held is not None and held.dtype is torch.uint8 else make_carrier(x, x.__dict__[name])
+    stored = x.__dict__.get(carrier(name))
+    return stored if stored is not None and stored.dtype is torch.uint8 else make_carrier(x, x.__dict__[name])
 
 
 def with_carriers(value: Any) -> Any:
@@ -162,10 +162,10 @@ def deduplicate(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
     """Removes repeated tensors; also returns the index of each value among the unique ones. Ints are all kept."""
     unique: list[Any] = []
     first: dict[int, int] = {}
-    places = []
+    indices = []
     for value in values:
-        place = first.setdefault(id(value), len(unique)) if isinstance(value, Tensor) else len(unique)
-        if place == len(unique):
+        index = first.setdefault(id(value), len(unique)) if isinstance(value, Tensor) else len(unique)
+        if index == len(unique):
             unique.append(value)
-        places.append(place)
-    return unique, places
+        indices.append(index)
+    return unique, indices

@@ -54,25 +54,25 @@ def call_while_loop(
     call = functools.partial(op, accept_plain(condition, loop.wrap), body, **kwargs)
     plain = [*loop.state, *loop.invariant]
     if results.written:
-        found = op(
+        outputs = op(
             *trace_graphs(call.args, plain, dynamic_ints=True), *_split_operands(loop, plain), **kwargs
         )
     elif torch.is_grad_enabled() and any(map(_requires_grad, plain)):
         check_not_random(op, call.args, plain)
-        found = _call_differentiably(call, loop, condition(*carried, *additional))
+        outputs = _call_differentiably(call, loop, condition(*carried, *additional))
     else:
-        found = call(*_split_operands(loop, clone_aliases(plain)))
-    return tuple(loop.wrap_carried([*found, *loop.invariant]))
+        outputs = call(*_split_operands(loop, clone_aliases(plain)))
+    return tuple(loop.wrap_carried([*outputs, *loop.invariant]))
 
 
 def _condition(cond_fn: Call, *values: Any) -> Any:
-    found = cond_fn(*values)
-    if is_declared(found):
+    result = cond_fn(*values)
+    if is_declared(result):
         raise TypeError(
             f"while_loop: expected cond_fn to return a bool or a plain bool tensor of one element, got "
-            f"{one_of(type(found))}. Read an inner tensor, or reduce to a plain tensor"
+            f"{one_of(type(result))}. Read an inner tensor, or reduce to a plain tensor"
         )
-    return found
+    return result
 
 
 def _split_operands(loop: Loop, plain: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -102,8 +102,8 @@ def _call_differentiably(call: Call, loop: Loop, has_iteration: Any) -> list[Any
         return torch.where(has_iteration, t, t.detach()) if _requires_grad(t) else t
 
     state, invariant = _split_operands(loop, clone_aliases([detach_unless_run(t) for t in plain]))
-    found = call(tuple(map(_make_differentiable, state)), invariant)
-    pairs = zip(found, loop.state, strict=True)
+    outputs = call(tuple(map(_make_differentiable, state)), invariant)
+    pairs = zip(outputs, loop.state, strict=True)
     return [torch.where(has_iteration, t, before) if _requires_grad(t) else t for t, before in pairs]
 
 
@@ -132,13 +132,13 @@ class Loop:
         self._parts, self._additional = parts, additional
         self.varying = sorted(varying)
         self.state = [leaves[n] for n in self.varying]
-        kept = [n for n in range(len(leaves)) if n not in varying]
-        self.invariant, slots = deduplicate([*(leaves[n] for n in kept), *additional.plain])
+        fixed = [n for n in range(len(leaves)) if n not in varying]
+        self.invariant, slots = deduplicate([*(leaves[n] for n in fixed), *additional.plain])
         slots = [len(self.state) + slot for slot in slots]
         where = dict(zip(self.varying, range(len(self.state)), strict=True))
-        where |= dict(zip(kept, slots[: len(kept)], strict=True))
+        where |= dict(zip(fixed, slots[: len(fixed)], strict=True))
         self.slots = [where[n] for n in range(len(leaves))]
-        self._additional_slots = slots[len(kept) :]
+        self._additional_slots = slots[len(fixed) :]
 
     def wrap_carried(self, plain: Sequence[Any]) -> list[Any]:
         """Rebuilds the carried values from plain operands."""

@@ -114,7 +114,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
         return _SPECIAL[name](x, value)
     field = next((f for f in spec.inners if name in (f.name, f.attribute)), None)
     if field is None:
-        return _check_kept(x, name, value)
+        return _check_unchanged(x, name, value)
     name = field.name
     is_open = cls._runs_above and in_rule() and not x.requires_grad  # a rule runs on it
     if isinstance(value, Tensor) and value.requires_grad and not is_open:
@@ -165,7 +165,7 @@ def _assign(x: Any, store: Callable[[], None]) -> None:
             set_version_counters((x,), (x._version + 1,))
 
 
-def _check_kept(x: Any, name: str, value: Any) -> None:
+def _check_unchanged(x: Any, name: str, value: Any) -> None:
     """Raises AttributeError unless a value has this metadata already, as an ``__init__`` may assign it."""
     if getattr(x, name) is not value:
         cls = type(x).__name__
@@ -279,8 +279,8 @@ class DerivedField:
         if x is None:
             return self
         tensors = [*innermost(x)]
-        is_kept = not (is_transient_here() or torch.is_inference_mode_enabled())
-        if not is_kept or any(
+        is_cached = not (is_transient_here() or torch.is_inference_mode_enabled())
+        if not is_cached or any(
             t.requires_grad or t.is_inference() or t.__class__ not in PLAIN for t in tensors
         ):
             return self.make(x)

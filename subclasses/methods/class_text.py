@@ -319,8 +319,8 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
 def emit_repr(e: Emitter, spec: SubclassSpec) -> None:
     """Emits ``__repr__``: the constructor call that makes this value, then ``grad_fn`` or ``requires_grad``."""
     tail = e.bind(construction.repr_tail, "repr_tail")
-    held = {f.name: f.attribute for f in spec.inners}
-    shown = ", ".join(f"{n}={{_self.{held.get(n, n)}!r}}" for n in spec.names)
+    attributes = {f.name: f.attribute for f in spec.inners}
+    shown = ", ".join(f"{n}={{_self.{attributes.get(n, n)}!r}}" for n in spec.names)
     e.writeline("def __repr__(_self, *, tensor_contents=None):")
     e.writeline(f'    return f"{spec.name}({shown}{{{tail}(_self)}})"')
     e.writeline()

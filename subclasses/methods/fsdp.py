@@ -100,12 +100,12 @@ def _rebuild(state: ShardState, left: Iterator[Tensor]) -> Any:
 def _refill(target: Any, state: ShardState, left: Iterator[Tensor]) -> None:
     """Copies the next gathered tensors into a value, where it has storages of its own."""
     for name, t in state.inners.items():
-        held = target.__dict__[name]
+        inner = target.__dict__[name]
         if isinstance(t, ShardState):
-            _refill(held, t, left)
+            _refill(inner, t, left)
             continue
         whole = next(left) if name in state.gathered else t
-        if whole is not None and held.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+        if whole is not None and inner.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
             # The numbers equal the first gather's, which autograd saved, so the version stays.
-            with preserve_version_counter(held):
-                held.copy_(whole)
+            with preserve_version_counter(inner):
+                inner.copy_(whole)

@@ -164,8 +164,8 @@ def _refresh(
     if cls._is_cotangent:
         cls.__torch_function__ = classmethod(made[name] if functions else call_without_rules)
     elif not _is_overridden(cls, name, root):
-        is_asked = cls._has_function_rules or cls._runs_above or "_serves_super" in vars(cls)
-        function = classmethod(made[name]) if is_asked else disabled_torch_function_impl
+        is_called = cls._has_function_rules or cls._runs_above or "_serves_super" in vars(cls)
+        function = classmethod(made[name]) if is_called else disabled_torch_function_impl
         setattr(cls, name, function)
 
 

@@ -79,8 +79,10 @@ def _mark_inner_parameters(x: Any) -> None:
 
 def _nested(x: Any) -> list[tuple[str, Any]]:
     """Returns the names and values of the differentiable inner tensors that are of a declared class."""
-    held = [(name, x.__dict__[name]) for name, layout in x._layout.nested if hasattr(layout.cls, "__spec__")]
-    return [(name, inner) for name, inner in held if is_differentiable(inner)]
+    nested = [
+        (name, x.__dict__[name]) for name, layout in x._layout.nested if hasattr(layout.cls, "__spec__")
+    ]
+    return [(name, inner) for name, inner in nested if is_differentiable(inner)]
 
 
 # ---- steps of optimizers -----------------------------------------------------------------------------------
@@ -179,37 +181,43 @@ def _convert_gradients(x: Any) -> None:
         object.__setattr__(x, "requires_grad", False)
 
 
-def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
+def _converter(cls: Any, attributes: dict[str, Any]) -> Callable[[Any], Any]:
     """Returns the hook of the Parameter with these attributes."""
     spec = cls.__spec__
 
     @unserializable_hook  # a copy of the Parameter has its own
     def convert(grad: Any) -> Any:
-        is_one = type(grad) is cls.Cotangent and not held["_layout"].nested
+        is_one = type(grad) is cls.Cotangent and not attributes["_layout"].nested
         if grad is None or is_one or is_legacy_batchedtensor(grad):  # a batch of gradients stays a batch
             return None
         grad = as_gradient(cls, grad)
         if isinstance(grad, cls):
-            return mark_gradient(grad, held)
+            return mark_gradient(grad, attributes)
         # A gradient to be differentiated again stays a function of the value; an inner tensor here is raw.
         if is_traceable_wrapper_subclass(grad) or torch.is_grad_enabled():
             return None
-        inners = [held[n] for n in spec.attributes]
-        value = cls._wrap(held["_layout"], *inners, *[held[f.name] for f in spec.dynamics])
+        inners = [attributes[n] for n in spec.attributes]
+        value = cls._wrap(attributes["_layout"], *inners, *[attributes[f.name] for f in spec.dynamics])
         if spec.fallback != "map" or cls._traits.pulls_back:
-            return mark_gradient(wrap_cotangent(value, grad, [is_differentiable(t) for t in inners]), held)
-        return mark_gradient(with_inners(value, [grad if is_differentiable(t) else t for t in inners]), held)
+            return mark_gradient(
+                wrap_cotangent(value, grad, [is_differentiable(t) for t in inners]), attributes
+            )
+        return mark_gradient(
+            with_inners(value, [grad if is_differentiable(t) else t for t in inners]), attributes
+        )
 
     return convert
 
 
-def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
+def mark_gradient(grad: Any, attributes: dict[str, Any]) -> Any:
     """Returns a gradient of a Parameter with these attributes as a cotangent; converts the gradients inside, too."""
-    if not held["_layout"].nested:
+    if not attributes["_layout"].nested:
         return as_cotangent(grad)
     names = type(grad).__spec__.attributes
     gradients = dict(zip(names, unwrap(grad, names), strict=True))
-    gradients |= {name: _convert_inner(gradients[name], held[name]) for name, _ in held["_layout"].nested}
+    gradients |= {
+        name: _convert_inner(gradients[name], attributes[name]) for name, _ in attributes["_layout"].nested
+    }
     inners = [*gradients.values()]
     return construct(with_nested(cotangent_layout(grad._layout), *inners), dynamic_ints(grad), *inners)
 
@@ -223,14 +231,14 @@ def _convert_inner(grad: Any, x: Any) -> Any:
     return mark_gradient(grad if isinstance(grad, type(x)) else wrap_cotangent(x, grad), x.__dict__)
 
 
-def swap_attributes(x: Any, held: dict[str, Any]) -> None:
-    """Implements ``x.__dict__ = held``, with which ``torch.utils.swap_tensors`` exchanges two values.
+def swap_attributes(x: Any, attributes: dict[str, Any]) -> None:
+    """Implements ``x.__dict__ = attributes``, with which ``torch.utils.swap_tensors`` exchanges two values.
 
     It then exchanges the C++ tensors, which call the hooks, but not their lists of hooks in Python, to which the user
     adds. This makes both one list, of the value whose attributes and C++ tensor ``x`` receives.
     """
-    former, hooks = x.__dict__, held.get(HOOKS, lambda: None)()
-    object.__setattr__(x, "__dict__", held)
+    former, hooks = x.__dict__, attributes.get(HOOKS, lambda: None)()
+    object.__setattr__(x, "__dict__", attributes)
     if hooks is not None:
         former.pop(HOOKS, None)
         set_hooks(x, hooks)

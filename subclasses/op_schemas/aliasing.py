@@ -105,7 +105,7 @@ def return_written(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], 
     return back[0] if len(back) == 1 else tuple(back)
 
 
-def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., Any]) -> Callable[..., Any]:
+def with_checked_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the rule of an op that writes: a result with memory of its own is an error, since it would be lost.
 
     Raises:
@@ -122,7 +122,7 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
         for i, one in zip(facts.returned, out if len(facts.returned) > 1 else (out,), strict=True):
             if i is not None:
                 target = argument(facts, args, kwargs, i)
-                check_kept(cls, op, words, target, one)
+                check_writes_target(cls, op, words, target, one)
                 if facts.changes_metadata:
                     _check_changed(cls, op, words, target, one)
                 if isinstance(target, cls):  # below autograd, no version shows writes to inner tensors
@@ -133,7 +133,7 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
     return wrapped
 
 
-def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
+def check_writes_target(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
     """Raises DispatchError if an op that writes to ``target`` returned a tensor with other memory than ``target``."""
     if result is target or not isinstance(target, cls) or not isinstance(result, Tensor):
         return
@@ -247,9 +247,9 @@ def raw_state(x: Any) -> State | None:
     """Returns the version of a declared value, and its inner tensors with their versions; None for other arguments."""
     if not hasattr(type(x), "__spec__") or x.is_inference():
         return None
-    held = [(n, t) for n in type(x).__spec__.attributes if is_differentiable(t := x.__dict__[n])]
+    inners = [(n, t) for n in type(x).__spec__.attributes if is_differentiable(t := x.__dict__[n])]
     with DisableTorchFunctionSubclass():
-        return x._version, [(n, t, 0 if t.is_inference() else t._version) for n, t in held]
+        return x._version, [(n, t, 0 if t.is_inference() else t._version) for n, t in inners]
 
 
 def is_written_unseen(before: State, x: Any) -> bool:

@@ -18,7 +18,7 @@ from subclasses.rules.registry import find_op_rule, is_decomposed
 from subclasses.spec.names import UNASKED
 
 
-def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
+def check_called(cls: type, root: type, keys: Sequence[Any]) -> None:
     """Checks that torch can call a rule for each key, which a hook in the class body may prevent.
 
     Raises:

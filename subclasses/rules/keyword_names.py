@@ -73,7 +73,7 @@ def with_keyword_names(key: Any, rule: Rule, taken: Taken | None) -> Rule:
         if kwargs:
             kwargs = {renames.get(n, n): v for n, v in kwargs.items()}
             if not taken.takes(args, kwargs):
-                args, kwargs = _place(forms, taken, args, kwargs)
+                args, kwargs = _pass_by_position(forms, taken, args, kwargs)
         return rule(func, *args, **kwargs)
 
     return renamed
@@ -116,7 +116,7 @@ def _forms(key: Any) -> Iterator[Parameters]:
         yield Parameters(names, [a.default_value if a.has_default_value() else _REQUIRED for a in arguments])
 
 
-def _place(forms: list[Parameters], taken: Taken, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _pass_by_position(forms: list[Parameters], taken: Taken, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Passes the keywords that a rule does not have, or requires, by position, in the first form that has them.
 
     Functions in Python pass defaults on as well, such as ``_stacklevel``; these are left out. A keyword without a

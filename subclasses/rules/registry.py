@@ -37,7 +37,7 @@ from subclasses.autograd.python_functions import (
     writes_of,
 )
 from subclasses.errors import DispatchError, SpecError, one_of
-from subclasses.op_schemas.aliasing import check_kept, is_written_unseen, raw_state
+from subclasses.op_schemas.aliasing import check_writes_target, is_written_unseen, raw_state
 from subclasses.op_schemas.schema import op_facts, ops_of_packet
 from subclasses.rules.checks import is_a_function_of_tensors
 from subclasses.rules.families import Family, arithmetic, comparisons, reductions
@@ -175,7 +175,7 @@ def _keeping_writes(cls: type, rule: Rule, written: Callable[[Any, Any], Sequenc
         for x, state, result in zip(targets, before, results, strict=False):
             name = resolve_name(func) or str(func)
             if result is not None:
-                check_kept(cls, name, f"the rule {describe(rule)}", x, result)
+                check_writes_target(cls, name, f"the rule {describe(rule)}", x, result)
             if state is not None and is_written_unseen(state, x):
                 raise DispatchError(
                     f"{name}: the rule {describe(rule)} wrote to inner tensors of {one_of(cls)} where autograd does "

@@ -16,7 +16,7 @@ from torch.overrides import resolve_name
 from subclasses._torch import is_composite, is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
-from subclasses.op_schemas.aliasing import check_kept
+from subclasses.op_schemas.aliasing import check_writes_target
 from subclasses.op_schemas.schema import op_facts
 from subclasses.rules.author_code import unwrapped
 from subclasses.spec.values import inner_tensors, tensors_in, with_inners
@@ -82,9 +82,9 @@ def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) 
     def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
         out = rule(func, *args, **kwargs)
         if out.__class__ is cls:
-            held = out.__dict__
+            stored = out.__dict__
             for name in attributes:
-                if held[name].__class__ is cls:
+                if stored[name].__class__ is cls:
                     _check_nested(cls, op, rule, name, tensors_in(args, kwargs))
         if isinstance(out, Tensor):
             return finish(out, args)
@@ -198,7 +198,7 @@ def copying_by(cls: type, rule: Rule) -> Callable[[Any, Any, Any], None]:
                 f"{op} on {one_of(cls)}: {words} returned NotImplemented, so that nothing was written",
                 code="rule-write",
             )
-        check_kept(cls, op, words, x, out)
+        check_writes_target(cls, op, words, x, out)
 
     return write
 

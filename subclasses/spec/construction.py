@@ -52,18 +52,18 @@ def raise_missing_metadata(cls: str, given: dict[str, object]) -> NoReturn:
     )
 
 
-def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoReturn:
+def raise_no_conversion(cls: str, now: torch.dtype, dtype: torch.dtype) -> NoReturn:
     """Raises TypeError: a value would become a plain tensor of another dtype, as in ``Module.half()``."""
-    if now.is_complex and not asked.is_complex:
+    if now.is_complex and not dtype.is_complex:
         raise TypeError(
-            f"{cls}.data: expected a {cls}, got a plain tensor of {asked}. If this is Module.to or Module.half: {cls} "
-            f"is {now}, and {asked} has no imaginary part, so the conversion materialized it. Add a rule with "
+            f"{cls}.data: expected a {cls}, got a plain tensor of {dtype}. If this is Module.to or Module.half: {cls} "
+            f"is {now}, and {dtype} has no imaginary part, so the conversion materialized it. Add a rule with "
             f"@{cls}.implements(torch.ops.aten._to_copy.default) that keeps a complex dtype. "
             f"Or convert the other parameters one by one"
         )
     raise TypeError(
-        f"{cls}.data: expected a {cls}, got a plain tensor of {asked}. If this is Module.to or Module.half: {cls} does "
-        f"not convert from {now} to {asked}, because no inner tensor of the outer dtype is free to change, so the "
+        f"{cls}.data: expected a {cls}, got a plain tensor of {dtype}. If this is Module.to or Module.half: {cls} does "
+        f"not convert from {now} to {dtype}, because no inner tensor of the outer dtype is free to change, so the "
         f"conversion materialized it. Let dtype_from= or `outer` follow an inner tensor declared without dtype=, or "
         f"add a rule with @{cls}.implements(torch.ops.aten._to_copy.default)"
     )

@@ -111,9 +111,9 @@ def _is_of_class(cls: Any, name: str) -> bool:
     owner = next((base for base in cls.__mro__ if name in vars(base)), None)
     if owner is None:
         return name in OWN_NAMES
-    held = vars(owner)[name]
+    attribute = vars(owner)[name]
     is_default = "__spec__" in vars(owner) and not name.startswith("_")
-    return not is_default or callable(held) or hasattr(type(held), "__get__")
+    return not is_default or callable(attribute) or hasattr(type(attribute), "__get__")
 
 
 # ---- the fields --------------------------------------------------------------------------------------------

@@ -256,22 +256,22 @@ def _elements(value: Any) -> Iterable[object] | None:
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     if isinstance(value, types.FunctionType):
-        return _held_by(value)
+        return _objects_of(value)
     if dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return (getattr(value, f.name) for f in dataclasses.fields(value))
     return None
 
 
-def _held_by(function: types.FunctionType) -> list[object]:
+def _objects_of(function: types.FunctionType) -> list[object]:
     """Returns the objects that an author's function closes over or has as defaults."""
     package = str(function.__globals__.get("__name__", "torch")).partition(".")[0]
     if package in _LIBRARIES or package in ("torch", "subclasses"):
         return []
-    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    objects = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
-            held.append(cell.cell_contents)
-    return held
+            objects.append(cell.cell_contents)
+    return objects
 
 
 def _has_identity(value: Any) -> bool:

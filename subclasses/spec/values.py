@@ -39,8 +39,8 @@ def is_differentiable(t: Tensor | None) -> bool:
 
 def is_of_parameter(x: Any) -> bool:
     """Whether a value is an ``nn.Parameter``, or a detached alias or copy of one."""
-    held = x.__dict__
-    return held.get("_is_param", False) or OF_PARAMETER in held
+    stored = x.__dict__
+    return stored.get("_is_param", False) or OF_PARAMETER in stored
 
 
 def known_to_differ(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -83,8 +83,8 @@ def dynamic_ints(x: Any) -> tuple[Any, ...]:
 
 def inner_tensors(x: Any) -> list[Any]:
     """Returns the inner tensors that a value holds, in order of declaration; None for each that is absent."""
-    held = x.__dict__
-    return [held[n] for n in type(x).__spec__.attributes]
+    stored = x.__dict__
+    return [stored[n] for n in type(x).__spec__.attributes]
 
 
 def with_inners(x: Any, inners: Iterable[Tensor | None], layout: Any = None) -> Any:
@@ -108,8 +108,8 @@ def map_inners(x: Any, change: Callable[[InnerField, Any], Any]) -> Any:
 
 def float_fields(x: Any) -> list[str]:
     """Returns the names of the fields that hold an inner tensor of floating-point numbers."""
-    held = {f.name: x.__dict__[f.attribute] for f in x.__spec__.inners}
-    return [name for name, t in held.items() if t is not None and t.is_floating_point()]
+    inners = {f.name: x.__dict__[f.attribute] for f in x.__spec__.inners}
+    return [name for name, t in inners.items() if t is not None and t.is_floating_point()]
 
 
 def carrier(name: str) -> str:
@@ -203,8 +203,8 @@ def memory_of(x: Any) -> set[Any]:
 def lies_within(view: Any, whole: Any) -> bool:
     """Whether a tensor, or all differentiable inner tensors of a value, lie in the memory of another value."""
     inners = list(innermost(view))
-    held = (storage_key(t) for t in [t for t in inners if t.is_floating_point() or t.is_complex()] or inners)
-    return memory_of(whole).issuperset(held)
+    keys = (storage_key(t) for t in [t for t in inners if t.is_floating_point() or t.is_complex()] or inners)
+    return memory_of(whole).issuperset(keys)
 
 
 def innermost(x: Any) -> Iterable[Tensor]:

@@ -244,7 +244,7 @@ def name_of(key: Any) -> str:
     """The name of the op or function of a rule, as a report shows it; a property is named like ``Tensor.T``."""
     if isinstance(key, OpOverload | OpOverloadPacket):
         return str(key)
-    return f"Tensor.{found}" if (found := _property_of(key)) else getattr(key, "__name__", str(key))
+    return f"Tensor.{attribute}" if (attribute := _property_of(key)) else getattr(key, "__name__", str(key))
 
 
 def _property_of(key: Any) -> str | None:
@@ -259,8 +259,8 @@ def functions_of(cls: type) -> list[tuple[Any, types.FunctionType]]:
     """The rules of a declared class, each with its op or function, and its method ``materialize``."""
     rules = all_rules(cls) if hasattr(cls, "__spec__") else []
     rules = [*rules, ("materialize", getattr(cls, "materialize", None))]
-    found: list[tuple[Any, Any]] = [(key, inspect.unwrap(rule)) for key, rule in rules if callable(rule)]
-    return [(key, rule) for key, rule in found if isinstance(rule, types.FunctionType)]
+    unwrapped: list[tuple[Any, Any]] = [(key, inspect.unwrap(rule)) for key, rule in rules if callable(rule)]
+    return [(key, rule) for key, rule in unwrapped if isinstance(rule, types.FunctionType)]
 
 
 def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.FunctionType]]:
@@ -344,11 +344,11 @@ def _call(
 def _ops_of(key: Any) -> list[OpOverload]:
     """The ops of a rule's key: an op, a packet or a function of torch."""
     name = getattr(key, "__name__", "")
-    places = ((torch, name), *((getattr(torch, m), name.removeprefix(f"{m}_")) for m in _NAMESPACES))
-    is_of_torch = any(getattr(place, short, None) is key for place, short in places)
-    found = getattr(torch.ops.aten, name, None) if is_of_torch else key
-    if isinstance(found, OpOverloadPacket):
-        return ops_of_packet(found)
+    owners = ((torch, name), *((getattr(torch, m), name.removeprefix(f"{m}_")) for m in _NAMESPACES))
+    is_of_torch = any(getattr(owner, short, None) is key for owner, short in owners)
+    candidate = getattr(torch.ops.aten, name, None) if is_of_torch else key
+    if isinstance(candidate, OpOverloadPacket):
+        return ops_of_packet(candidate)
     return [key] if isinstance(key, OpOverload) else []
 
 

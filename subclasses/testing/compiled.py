@@ -191,9 +191,9 @@ def offset_views(s: Subject) -> list[Case]:
 
 def _check_remake(compile: Compile, case: Case) -> None:
     """Raises unless a compiler is right for a wrapper of one tensor; torch.compile of 2.15 counts an offset twice."""
-    held = torch.arange(40.0)[5:29].view(4, 6)
+    view = torch.arange(40.0)[5:29].view(4, 6)
     torch.compiler.reset()
-    torch.testing.assert_close(compile(case.run)(Nest(held)).held, case.run(held))
+    torch.testing.assert_close(compile(case.run)(Nest(view)).inside, case.run(view))
 
 
 def _moved(t: Any, index: int) -> Any:

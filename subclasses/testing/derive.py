@@ -115,11 +115,11 @@ def variants(s: Subject) -> Sequence[Factory]:
     s.needs("flatten", "metadata")
     makes = {_words(c): partial(lambda c: s.of_fields(s.make().detach(), **c), c) for c in _changes(s)}
     errors = {words: tried(_check_variant, s, make)[1] for words, make in makes.items()}
-    found = [words for words, error in errors.items() if error is None][:3]
+    valid = [words for words, error in errors.items() if error is None][:3]
     refuted = [f" ({w} was not tried: {error})" for w, error in errors.items() if isinstance(error, Broken)]
-    skip_unless(found, f"pass variants=[...], factories of values with other metadata{''.join(refuted[:1])}")
-    s.derived["variants"] = ", ".join(found) + "".join(refuted[:1])
-    return [makes[words] for words in found]
+    skip_unless(valid, f"pass variants=[...], factories of values with other metadata{''.join(refuted[:1])}")
+    s.derived["variants"] = ", ".join(valid) + "".join(refuted[:1])
+    return [makes[words] for words in valid]
 
 
 def named_variants(s: Subject) -> list[tuple[str, Factory]]:
@@ -169,7 +169,7 @@ def _check_variant(s: Subject, make: Factory) -> None:
         raise wrong[0]
 
 
-def is_told_apart(s: Subject, x: Any, change: dict[str, Any]) -> bool:
+def reference_depends_on(s: Subject, x: Any, change: dict[str, Any]) -> bool:
     """Whether the reference of a value depends on some fields, so that ops compared with it show a wrong one."""
     plains, error = tried(lambda: [s.reference(y) for y in (x, s.of_fields(x, **change))])
     is_same = lambda pair: torch.equal(*map(plainest, pair))  # noqa: E731
@@ -229,9 +229,9 @@ def _with_others(s: Subject, make: Factory, change: Callable[[Tensor], Tensor]) 
     return s.unflatten(x, {n: other[n] if _same(t, old[n]) else t for n, t in s.inners(x).items()})
 
 
-def _flipped(t: Tensor, otherwise: Tensor) -> Tensor:
+def _flipped(t: Tensor, default: Tensor) -> Tensor:
     """A tensor in reverse, in the first dim in which that makes a difference."""
-    return next((r for dim in range(t.dim()) if not _same(t, r := t.flip(dim))), otherwise)
+    return next((r for dim in range(t.dim()) if not _same(t, r := t.flip(dim))), default)
 
 
 @torch.no_grad()

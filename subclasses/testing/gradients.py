@@ -194,10 +194,12 @@ def inner_requires_grad(s: Subject, case: Case) -> None:
     made, error = tried(s.construct, x, inners)
     if error is not None:
         raise NotImplementedError(f"inner tensors that require grad: {error}") from error
-    held = [field_name(n) for n, t in s.inners(made).items() if isinstance(t, Tensor) and t.requires_grad]
+    requiring_grad = [
+        field_name(n) for n, t in s.inners(made).items() if isinstance(t, Tensor) and t.requires_grad
+    ]
     check_that(
-        not held,
-        f"the value holds inner tensors that require grad ({', '.join(held)}); they never get a gradient",
+        not requiring_grad,
+        f"the value holds inner tensors that require grad ({', '.join(requiring_grad)}); they never get a gradient",
     )
     check_that(
         made.requires_grad,

@@ -49,7 +49,7 @@ class Verdicts(dict[str, tuple[Verdict, str]]):
 
     def count(self, verdict: Verdict) -> int:
         """How many ops got a verdict."""
-        return [found for found, _ in self.values()].count(verdict)
+        return [outcome for outcome, _ in self.values()].count(verdict)
 
     def __str__(self) -> str:
         return f"{self.count('right')} right, {self.count('refused')} refused, {self.count('wrong')} wrong"
@@ -71,11 +71,11 @@ def sweep(
         s = Subject(factory, Options(**options))  # type: ignore[typeddict-item]
         for case in samples_of(s, ops, samples):
             _, error = tried(on_sample, s, case)
-            found: tuple[Verdict, str] = ("wrong", problem(case.name, error)) if error else ("right", "")
+            outcome: tuple[Verdict, str] = ("wrong", problem(case.name, error)) if error else ("right", "")
             if s.refuses(case.name, error):
-                found = ("refused", ": ".join(s.refused[-1]))
+                outcome = ("refused", ": ".join(s.refused[-1]))
             order = ("right", "refused", "wrong").index
-            verdicts[case.name] = max(verdicts.get(case.name, found), found, key=lambda f: order(f[0]))
+            verdicts[case.name] = max(verdicts.get(case.name, outcome), outcome, key=lambda f: order(f[0]))
     return verdicts
 
 

@@ -173,11 +173,11 @@ def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], 
     """Each case in each setting: the case, words for the setting, and the check."""
     skips = s.options.get("skip", ())
     skip_unless(promise.name not in skips, "left out by skip=")
-    if promise.name != "readable" and "readable" not in skips and (found := _unreadable(s)):
-        raise Skipped(f"{found} fails; see the promise `readable`")
+    if promise.name != "readable" and "readable" not in skips and (unreadable := _unreadable(s)):
+        raise Skipped(f"{unreadable} fails; see the promise `readable`")
     s.needs(*promise.needs)
-    found = promise.cases
-    cases = [*found(s)] if callable(found) else [Case(*item) for item in found.items()]
+    source = promise.cases
+    cases = [*source(s)] if callable(source) else [Case(*item) for item in source.items()]
     left = [case for case in cases if not (promise.right and case.name in s.wrong_values)]
     skip_unless(left or not cases, "all of its calls give wrong values: see the promise `values`")
     if promise.context is None:

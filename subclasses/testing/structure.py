@@ -124,9 +124,11 @@ def round_trip(s: Subject, case: Case) -> None:
             getattr(back, name, None) is inner or not inner.numel(),
             f"the inner tensor {field_name(name)} came back as another tensor",
         )
-    kept, held = vars(back), vars(value).items()
-    lost = {n: v for n, v in held if not isinstance(v, Tensor) and (n not in kept or kept[n] != v)}
-    names = " and ".join(f"{n} ({v!r}, afterwards {kept.get(n)!r})" for n, v in lost.items())
+    restored, original = vars(back), vars(value).items()
+    lost = {
+        n: v for n, v in original if not isinstance(v, Tensor) and (n not in restored or restored[n] != v)
+    }
+    names = " and ".join(f"{n} ({v!r}, afterwards {restored.get(n)!r})" for n, v in lost.items())
     loss = f", where the flatten context {s.context(value)!r} loses {names}" if lost else ""
     words = f"the tensor that a value represents once it is put together from its parts{loss}"
     check_equal(s, words, s.meaning(back), s.meaning(value))
@@ -409,10 +411,10 @@ def writes_to_results(s: Subject) -> Iterator[Case]:
 def writes_to_views(s: Subject) -> list[Case]:
     """Each view with each write to it that the class takes."""
     # The entries of `expand` share memory, and many ops do not write to such.
-    found = [case for case in applicable(s, VIEWS) if case.name not in ("x.expand", "x.detach()")]
-    cases = [written_to(case, *write) for case in found for write in WRITES.items()]
+    views = [case for case in applicable(s, VIEWS) if case.name not in ("x.expand", "x.detach()")]
+    cases = [written_to(case, *write) for case in views for write in WRITES.items()]
     cases = not_refused(s, cases, lambda: stand_ins(s)[0])
-    for case in map(first_of, found):
+    for case in map(first_of, views):
         other = lambda y, case=case: y.copy_(case.run(derive.again(s)))  # noqa: E731
         cases.append(written_to(case, "y.copy_(that of another value)", other))
     return not_refused(s, cases)

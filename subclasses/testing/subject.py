@@ -242,7 +242,7 @@ class Subject:
             return {name: getattr(x, name) for name in x.__tensor_flatten__()[0]}
         return {name: t for name, t in vars(x).items() if isinstance(t, Tensor)}
 
-    def held(self, x: Any) -> list[tuple[Any, Tensor]]:
+    def inner_fields(self, x: Any) -> list[tuple[Any, Tensor]]:
         """The inner tensors of a value of a declared class, each with its field."""
         inners = self.inners(x)
         return [(f, inners[f.attribute]) for f in self.cls.__spec__.inners if f.attribute in inners]
@@ -356,12 +356,12 @@ class Subject:
         """
         maps = self.declared and self.cls._traits.is_mapped and self.options.get("reference") is None
         x = self.make()
-        return maps and not all_rules(self.cls) and {t.dtype for _, t in self.held(x)} == {x.dtype}
+        return maps and not all_rules(self.cls) and {t.dtype for _, t in self.inner_fields(x)} == {x.dtype}
 
     def odd_sizes(self) -> dict[str, list[int]]:
         """The sizes of the inner tensors that have another one than the value."""
         x = self.make()
-        return {f.name: list(t.shape) for f, t in self.held(x) if t.shape != x.shape}
+        return {f.name: list(t.shape) for f, t in self.inner_fields(x) if t.shape != x.shape}
 
     # ---- judging -------------------------------------------------------------------------------------------
 
@@ -471,7 +471,7 @@ def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
 def _check_parts(s: Subject, what: str, got: Any, expected: Any) -> None:
     """Raises unless two values of one class have the same metadata and inner tensors."""
     (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (got, expected)]
-    names = [f"inner tensors {[*map(field_name, found)]}" for found in (inners, wanted)]
+    names = [f"inner tensors {[*map(field_name, tensors)]}" for tensors in (inners, wanted)]
     check_that(names[0] == names[1], what, *names)
     if not same_context(context, other):
         raise Broken(what, f"metadata {short(repr(context))}", short(repr(other)))

@@ -89,8 +89,8 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
         expected, failure = tried(lambda: [case.run(plain) for plain in plains_of(s, setting.operand())])
     if failure is not None and setting.words and not isinstance(failure, Skipped):
         return  # the value has another size
-    if found := error or failure:
-        raise found
+    if cause := error or failure:
+        raise cause
     if rounded and torch.bfloat16 not in [getattr(leaf, "dtype", None) for leaf in leaves(expected)]:
         return
     try:
@@ -130,13 +130,13 @@ def harmless(s: Subject) -> list[Case]:
 class Nest(TensorSubclass, fallback="map"):
     """A hostile wrapper: it has no data of its own, and runs each op on its inner tensor."""
 
-    held: Tensor = inner()
+    inside: Tensor = inner()
 
 
 def unnested(value: Any, opens: bool = False) -> Any:
     """The same results with the inner tensor of every nest in its place; with ``opens``, values as type and parts."""
     if isinstance(value, Nest):
-        return unnested(value.held, opens)
+        return unnested(value.inside, opens)
     if opens and is_traceable_wrapper_subclass(value):
         value = [type(value).__name__, *(getattr(value, n) for n in value.__tensor_flatten__()[0])]
     return [unnested(part, opens) for part in value] if isinstance(value, list | tuple) else value
@@ -263,7 +263,7 @@ def _is_unseen(s: Subject, pair: Sequence[Any], result: Any) -> bool:
         return False
     one, other = map(metadata, pair)
     changed = {name for name, value in one.items() if other[name] != value}
-    if not changed or derive.is_told_apart(s, pair[0], {name: other[name] for name in changed}):
+    if not changed or derive.reference_depends_on(s, pair[0], {name: other[name] for name in changed}):
         return False
     if not isinstance(result, s.cls):  # without materialize, a rule gave it
         return not s.has_materialize
@@ -296,7 +296,7 @@ def kept_metadata(s: Subject, case: Case, setting: Setting) -> None:
     x = setting.operand()
     for result in leaves(case.run(setting.operand())):
         lost = _defaults(s, x, result)
-        if lost and not derive.is_told_apart(s, x, lost):
+        if lost and not derive.reference_depends_on(s, x, lost):
             shown = ", ".join(f"{n}={value!r}, not {getattr(x, n)!r}" for n, value in lost.items())
             raise Broken(f"{case.name} has the default {shown}", fault="metadata-default")
 
@@ -311,7 +311,7 @@ def _defaults(s: Subject, x: Any, result: Any) -> dict[str, Any]:
 @once
 def pointwise(s: Subject) -> list[Case]:
     """The accepted calls on each entry of a value with labels, or with optional inner tensors."""
-    has_more = s.declared and any(f.optional or is_label(t) for f, t in s.held(s.make().detach()))
+    has_more = s.declared and any(f.optional or is_label(t) for f, t in s.inner_fields(s.make().detach()))
     return [case for case in accepted(s) if case.name in POINTWISE and has_more]
 
 
@@ -327,7 +327,7 @@ def kept_inners(s: Subject, case: Case) -> None:
     s.needs("reference")
     for name, t in _lost(s, x, case.run(s.make())).items():
         keeper = _keepers(s).get(name)
-        if (t is None or keeper) and not derive.is_told_apart(s, x, {name: t}):
+        if (t is None or keeper) and not derive.reference_depends_on(s, x, {name: t}):
             others = f", which {keeper} keeps" if keeper else ""
             raise Broken(f"{case.name} {'loses' if t is None else 'changes'} {name}{others}")
 
@@ -336,7 +336,7 @@ def _lost(s: Subject, x: Any, result: Any) -> dict[str, Any]:
     """The optional inner tensors that a result lacks, and the integer tensors in it that differ, by field."""
     if not isinstance(result, s.cls) or result.shape != x.shape:
         return {}
-    pairs = [(f.name, t, s.inners(result).get(f.attribute)) for f, t in s.held(x)]
+    pairs = [(f.name, t, s.inners(result).get(f.attribute)) for f, t in s.inner_fields(x)]
     return {name: got for name, t, got in pairs if got is None or (is_label(t) and differs(s, got, t))}
 
 
@@ -349,7 +349,9 @@ def _keepers(s: Subject) -> dict[str, str]:
     x = s.make().detach()
     results = {case.name: case.run(s.make()) for case in reversed(pointwise(s))}
     lost = {n: _lost(s, x, r) for n, r in results.items() if isinstance(r, s.cls) and r.shape == x.shape}
-    return {f.name: name for f, _ in s.held(x) for name, fields in lost.items() if f.name not in fields}
+    return {
+        f.name: name for f, _ in s.inner_fields(x) for name, fields in lost.items() if f.name not in fields
+    }
 
 
 @torch.no_grad()
@@ -362,7 +364,7 @@ def cached_inners(s: Subject, case: Case) -> None:
             step(s, x, field.attribute)
         return differs(s, *(_plains(s, case.run(y)) for y in (s.of_fields(x, **{field.name: None}), x)))
 
-    for field, t in s.held(s.make().detach()):
+    for field, t in s.inner_fields(s.make().detach()):
         if field.optional and is_differentiable(t):
             (before, error), (after, _) = (tried(depends, field, stepped) for stepped in (False, True))
             check_that(
@@ -463,8 +465,8 @@ def random_backward(s: Subject, case: Case) -> None:
     if isinstance(grad, s.cls) and not isinstance(y, s.cls):
         return  # the gradient by inner tensors says nothing entry by entry
     plains = s.reference(x.detach())
-    kept, flows = s.references(y.detach(), len(plains)), s.references(grad, len(plains))
-    for k, g, plain in zip(kept, flows, plains, strict=True):
+    outputs, flows = s.references(y.detach(), len(plains)), s.references(grad, len(plains))
+    for k, g, plain in zip(outputs, flows, plains, strict=True):
         check_that(
             not ((g != 0) != (k != 0))[plain != 0].any(),
             "entries that F.dropout dropped have a gradient, or kept ones have none",
@@ -494,7 +496,7 @@ def threads(s: Subject, case: Case) -> None:
 class ForeignSubclass(Tensor):
     """A subclass that no other class handles; it records the types of each call that it handles."""
 
-    asked: ClassVar[list[tuple[type, ...]]] = []
+    dispatched: ClassVar[list[tuple[type, ...]]] = []
 
     @staticmethod
     def __new__(cls, inside: Tensor) -> Any:
@@ -514,7 +516,7 @@ class ForeignSubclass(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.asked.append(tuple(types))
+        cls.dispatched.append(tuple(types))
         return torch.zeros(())
 
 
@@ -530,10 +532,10 @@ def strangers(s: Subject, case: Case) -> None:
     """Raises where a call with an unknown subclass gives a result without a dispatch to that subclass."""
     x = s.make()
     for order in (1, -1):
-        ForeignSubclass.asked.clear()
+        ForeignSubclass.dispatched.clear()
         works, _ = s.works(case.name, lambda o=order: case.run(*(x, ForeignSubclass(like(x)))[::o]))
-        asked = "called for its part alone" if ForeignSubclass.asked else "never called"
+        dispatch = "called for its part alone" if ForeignSubclass.dispatched else "never called"
         check_that(
-            not works or any(s.cls in types for types in ForeignSubclass.asked),
-            f"{case.name} on a {s.name} and an unknown subclass gave a result, and the unknown subclass was {asked}",
+            not works or any(s.cls in types for types in ForeignSubclass.dispatched),
+            f"{case.name} on a {s.name} and an unknown subclass gave a result, and the unknown subclass was {dispatch}",
         )

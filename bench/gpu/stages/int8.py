@@ -81,25 +81,25 @@ def _ours(activation: str | None, run: Run, weights: Sequence[Tensor]) -> list[L
 def _fp8(run: Run, weights: Sequence[Tensor]) -> list[Linear]:
     fn = run.device.compile(torch.compile, copy_function(_multiply_fp8), dynamic=False)
     x_scale = torch.full((), 0.02, device=run.device.name)
-    found = []
+    linears = []
     for w in weights:
         scale = (w.abs().amax() / 448).float()
         w8 = (w / scale).to(torch.float8_e4m3fn).t()
-        found.append(lambda x, w8=w8, scale=scale: fn(x, w8, x_scale, scale))
-    return found
+        linears.append(lambda x, w8=w8, scale=scale: fn(x, w8, x_scale, scale))
+    return linears
 
 
 def _torchao(config: str, tuned: bool, run: Run, weights: Sequence[Tensor]) -> list[Linear]:
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about missing extensions
     from torchao import quantization
 
-    found = []
+    quantized = []
     with _settings_of_inductor():
         for w in weights:
             layer = nn.Sequential(nn.Linear(1, 1, bias=False, device="meta"))
             layer[0].weight = nn.Parameter(w.clone(), requires_grad=False)
             quantization.quantize_(layer, getattr(quantization, config)(set_inductor_config=tuned))
-            found.append(layer[0].weight)
+            quantized.append(layer[0].weight)
         settings = {name: getattr(torch._inductor.config, name) for name in _OF_TORCHAO}
     fn = run.device.compile(torch.compile, copy_function(_multiply), dynamic=False)
 
@@ -107,7 +107,7 @@ def _torchao(config: str, tuned: bool, run: Run, weights: Sequence[Tensor]) -> l
         with torch._inductor.config.patch(settings):
             return fn(x, w)
 
-    return [partial(multiply, w) for w in found]
+    return [partial(multiply, w) for w in quantized]
 
 
 # The settings of Inductor that torchao's own configuration changes, for the whole process.
@@ -165,13 +165,13 @@ def _by_tiles(kernel: str, tiles: Sequence[int], options: Any, run: Run, weights
 def kernel_ways(rows: int) -> dict[str, Callable[[Run, Any], list[Linear]]]:
     """Returns the ways to call a kernel for ``rows`` rows: each tile, whole rows or parts, each kind of launch."""
     kernel, choices = ("multiply_row", [{}]) if rows == 1 else ("multiply_rows", [{"parts": 1}, {"parts": 4}])
-    found = {}
+    ways = {}
     for tiles, more, is_dependent in itertools.product(TILES[rows], choices, (False, True)):
         name = _name_tiles(tiles, f"in {more['parts']} parts, " if more else "", is_dependent)
         options = {**more, "is_dependent": is_dependent}
         if not is_dependent or tiles == TILES[rows][0]:
-            found[name] = partial(_by_tiles, kernel, (rows, *tiles), options)
-    return found
+            ways[name] = partial(_by_tiles, kernel, (rows, *tiles), options)
+    return ways
 
 
 def kernel_ways_of_integers() -> dict[str, Callable[[Run, Any], list[Linear]]]:
@@ -272,8 +272,8 @@ def _layer(run: Run, way: Callable, weights: Sequence[Tensor], x: Tensor) -> Cal
     return run.device.record(at_least_64([partial(linear, x) for linear in linears]))
 
 
-def _check(found: Tensor, expected: Tensor) -> None:
-    off = ((found.float() - expected.float()).norm() / expected.float().norm()).item()
+def _check(actual: Tensor, expected: Tensor) -> None:
+    off = ((actual.float() - expected.float()).norm() / expected.float().norm()).item()
     assert off < 0.1, f"expected the product of the floats, got one that is {off:.0%} off"
 
 

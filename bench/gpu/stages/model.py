@@ -56,17 +56,17 @@ SMALL = Scale(dim=16, heads=2, layers=1, width=12, batch=5, dtype=torch.float32)
 def nested(rows: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Returns inputs, targets and positions as nested tensors that share their offsets."""
     tokens: Any = torch.nested.nested_tensor([row[:-1] for row in rows], layout=torch.jagged)
-    places = [torch.arange(len(row) - 1, device=row.device) for row in rows]
-    targets, places = (
+    positions = [torch.arange(len(row) - 1, device=row.device) for row in rows]
+    targets, positions = (
         torch.nested.nested_tensor_from_jagged(torch.cat(parts), tokens.offsets())
-        for parts in ([row[1:] for row in rows], places)
+        for parts in ([row[1:] for row in rows], positions)
     )
-    return tokens, targets, places
+    return tokens, targets, positions
 
 
-def nested_loss(model: Any, tokens: Tensor, targets: Tensor, places: Tensor) -> Tensor:
+def nested_loss(model: Any, tokens: Tensor, targets: Tensor, positions: Tensor) -> Tensor:
     """Returns the loss of `LanguageModel` without slicing positions or merging dims, which nested tensors cannot."""
-    x = model.embedding(tokens) + model.position(places)
+    x = model.embedding(tokens) + model.position(positions)
     for block in model.blocks:
         x = nested_block(block, x)
     return F.cross_entropy(model.head(model.norm(x)).values(), targets.values())
@@ -147,6 +147,6 @@ def look_inside(run: Run, group: str, name: str, call: Call) -> None:
     stats: Any = pstats.Stats(seen).stats  # type: ignore[attr-defined]
     longest = sorted(stats.items(), key=lambda item: -item[1][2])[:LONGEST_FUNCTIONS]
     for (file, line, function), (_, count, own, _, _) in longest:
-        place = f"{'/'.join(file.split('/')[-2:])}:{line} {function}"
-        text = f"{1e6 * own / 3:.0f} µs, {count / 3:.0f} times: {place}"
+        location = f"{'/'.join(file.split('/')[-2:])}:{line} {function}"
+        text = f"{1e6 * own / 3:.0f} µs, {count / 3:.0f} times: {location}"
         run.line(f"{group}: the host's functions, under a profiler", name, text=text)
