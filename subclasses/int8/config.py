@@ -182,12 +182,12 @@ class FqnToConfig:
             named.setdefault("weight", self.fqn_to_config[name])
             return _drop_none(named)
         matched = {p: self._first_match(key) for key, p in own.items() if p in floats - named.keys()}
-        named |= {p: found[0] for p, found in matched.items() if found}
+        named |= {p: match[0] for p, match in matched.items() if match}
         if not named:
-            found = self._first_match(name)
-            if found and isinstance(getattr(layer, "weight", None), Tensor):
-                named["weight"] = found[0]
-            elif not found and (is_linear(layer) if by_default is None else by_default):
+            match = self._first_match(name)
+            if match and isinstance(getattr(layer, "weight", None), Tensor):
+                named["weight"] = match[0]
+            elif not match and (is_linear(layer) if by_default is None else by_default):
                 named["weight"] = self.fqn_to_config.get("_default")
         return _drop_none(named)
 

@@ -119,7 +119,9 @@ class _FromPlain(ConversionOps):
         self, input_dict: dict[str, Any], *args: Any, full_layer_name: str, model: Any, **kwargs: Any
     ) -> dict[str, Any]:
         """Returns the weight under its name, in the dtype that the model has there."""
-        parts = {f"{full_layer_name}.{key.rpartition('.')[2]}": found[0] for key, found in input_dict.items()}
+        parts = {
+            f"{full_layer_name}.{key.rpartition('.')[2]}": tensors[0] for key, tensors in input_dict.items()
+        }
         described = json.loads((self.hf_quantizer.metadata or {})[VALUES_KEY])
         metadata = {VALUES_KEY: json.dumps({full_layer_name: described[full_layer_name]})}
         weight = from_plain(parts, metadata)[full_layer_name]

@@ -109,8 +109,8 @@ def _(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
     rows = input.reshape(-1)
     scale, zero_point = (_take_rows(t, rows, weight) for t in (weight.scale, weight.zero_point))
     # torch's own lookup of the numbers checks that each index is in range.
-    found = affine.from_int8(weight.qdata.index_select(0, rows), scale, zero_point, weight.dtype)  # type: ignore[arg-type]
-    return found.reshape(*input.shape, weight.shape[1])
+    embedded = affine.from_int8(weight.qdata.index_select(0, rows), scale, zero_point, weight.dtype)  # type: ignore[arg-type]
+    return embedded.reshape(*input.shape, weight.shape[1])
 
 
 _EMBEDDING_OPTIONS = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")

@@ -11,8 +11,8 @@ from subclasses.int8 import blocks
 
 def with_parts(x: Any, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, **metadata: Any) -> Any:
     """Returns a value with other inner tensors, and the metadata of ``x`` updated by ``metadata``."""
-    kept = dict(zip((f.name for f in type(x).__spec__.statics), x._layout.statics, strict=True))
-    return type(x)(qdata, scale, zero_point, **(kept | metadata))
+    statics = dict(zip((f.name for f in type(x).__spec__.statics), x._layout.statics, strict=True))
+    return type(x)(qdata, scale, zero_point, **(statics | metadata))
 
 
 def map_parts(x: Any, change: Any, **metadata: Any) -> Any:

@@ -45,9 +45,11 @@ def rebuild_parameter(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> G
     shard, rows = metadata
     parts = {"qdata": outputs[0][:rows], **_unpacked(outputs[1:], shard, rows)}
     inners = dict.fromkeys(type(shard).__spec__.attributes) | parts
-    found = post_all_gather(tuple(parts.values()), ShardState(shard._layout, inners, tuple(parts), ()), out)
+    gathered = post_all_gather(
+        tuple(parts.values()), ShardState(shard._layout, inners, tuple(parts), ()), out
+    )
     # FSDP frees the returned tensors between gathers. The scales were copied to storage of their own, so they stay.
-    return found and (found[0], outputs)
+    return gathered and (gathered[0], outputs)
 
 
 # ---- bytes -------------------------------------------------------------------------------------------------
@@ -65,18 +67,18 @@ def _packed(x: Any, rows: int) -> tuple[Tensor, ...]:
 
 def _unpacked(outputs: tuple[Tensor, ...], shard: Any, rows: int) -> dict[str, Tensor]:
     """Unpacks the scales of the whole parameter, and the zero points if it has them."""
-    found, left = {}, 0
+    parts, left = {}, 0
     extra = torch.cat([t.flatten(1) for t in outputs], 1)[:rows]
     for name, t in _scales(shard).items():
         right = left + math.prod(t.shape[1:]) * t.element_size()
-        found[name] = (
+        parts[name] = (
             extra[:, left:right]
             .clone(memory_format=torch.contiguous_format)
             .view(t.dtype)
             .view(rows, *t.shape[1:])
         )
         left = right
-    return found
+    return parts
 
 
 def _scales(x: Any) -> dict[str, Tensor]:

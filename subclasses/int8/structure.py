@@ -46,8 +46,8 @@ _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
 def _squeezable_dims(x: Tensor, dims: Any = None) -> list[int]:
-    asked = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
-    return [canonicalize_dim(x.dim(), d) for d in asked if x.shape[canonicalize_dim(x.dim(), d)] == 1]
+    given = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+    return [canonicalize_dim(x.dim(), d) for d in given if x.shape[canonicalize_dim(x.dim(), d)] == 1]
 
 
 @Int8Tensor.implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
@@ -121,17 +121,17 @@ def _match_strides(x: Any, size: Any, stride: Any, offset: int) -> Any:
     """Returns the view whose dimensions match dimensions of ``x`` by their strides, or None."""
     free = sorted((d for d in range(x.dim()) if x.shape[d] > 1), key=lambda d: -x.stride(d))
     wanted = {j: t for j, (s, t) in enumerate(zip(size, stride, strict=True)) if s > 1}
-    places = {j: next((d for d in free if x.stride(d) == t), None) for j, t in wanted.items()}
-    if None in places.values() or len(set(places.values())) < len(places) or 0 in size:
+    matches = {j: next((d for d in free if x.stride(d) == t), None) for j, t in wanted.items()}
+    if None in matches.values() or len(set(matches.values())) < len(matches) or 0 in size:
         return None
-    extents = {d: size[j] for j, d in places.items()}
+    extents = {d: size[j] for j, d in matches.items()}
     for d in free:
         start, offset = divmod(offset, x.stride(d))
         if start + extents.get(d, 1) > x.shape[d]:
             return None
         x = _sliced(x, d, start, start + extents.get(d, 1))
-    kept = [d for _, d in sorted(places.items())]
-    x = aten.permute.default(x, [*kept, *(d for d in range(x.dim()) if d not in kept)])
+    matched_dims = [d for _, d in sorted(matches.items())]
+    x = aten.permute.default(x, [*matched_dims, *(d for d in range(x.dim()) if d not in matched_dims)])
     for j, s in enumerate(size):
         if s == 1:
             x = aten.unsqueeze.default(x, j)

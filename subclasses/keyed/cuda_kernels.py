@@ -76,19 +76,19 @@ def keyed_pool_kernel(  # noqa: PLR0913
         number += counts.to(tl.int64)
     if MODE == IS_MEAN:
         total = total / tl.maximum(number, 1).to(SUM_IN)
-    place = row.to(tl.int64) * row_step + left + d
-    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=d < width)
+    offset = row.to(tl.int64) * row_step + left + d
+    tl.store(out_ptr + offset, total.to(out_ptr.dtype.element_ty), mask=d < width)
     if MODE != IS_SUM:
         at = counts_ptr + first_length + row + d * 0
         tl.store(at, number.to(counts_ptr.dtype.element_ty), mask=d == 0)
     if MODE == IS_MAX:
-        tl.store(picked_ptr + place, best.to(picked_ptr.dtype.element_ty), mask=d < width)
+        tl.store(picked_ptr + offset, best.to(picked_ptr.dtype.element_ty), mask=d < width)
 
 
 @triton.jit
 def keyed_table_grad_kernel(  # noqa: PLR0913
     grad_ptr,
-    found_ptr,
+    table_grad_ptr,
     ids_ptr,
     offsets_ptr,
     lengths_ptr,
@@ -111,14 +111,14 @@ def keyed_table_grad_kernel(  # noqa: PLR0913
     """Adds the cotangent of one row, or of each of its entries, to the gradient of the table at its ids."""
     row, d = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     start, end = row_bounds(offsets_ptr, lengths_ptr, first_offset, first_length, HAS_LENGTHS)
-    dtype = found_ptr.dtype.element_ty
-    place = row.to(tl.int64) * row_step + left + d
+    dtype = table_grad_ptr.dtype.element_ty
+    offset = row.to(tl.int64) * row_step + left + d
     g = tl.zeros((BLOCK,), dtype=dtype)
     if IS_POOLED:
-        g = tl.load(grad_ptr + place, mask=d < width, other=0.0).to(dtype)
+        g = tl.load(grad_ptr + offset, mask=d < width, other=0.0).to(dtype)
     if MODE == IS_MAX:
-        id = tl.load(picked_ptr + place, mask=d < width, other=-1).to(tl.int64)
-        tl.atomic_add(found_ptr + id * width + d, g, mask=(d < width) & (id >= 0) & (id < table_rows))
+        id = tl.load(picked_ptr + offset, mask=d < width, other=-1).to(tl.int64)
+        tl.atomic_add(table_grad_ptr + id * width + d, g, mask=(d < width) & (id >= 0) & (id < table_rows))
     else:
         if MODE == IS_MEAN:
             g = g / tl.maximum(tl.load(counts_ptr + first_length + row), 1).to(dtype)
@@ -130,14 +130,14 @@ def keyed_table_grad_kernel(  # noqa: PLR0913
             if HAS_WEIGHTS:
                 one = one * tl.load(weights_ptr + e).to(dtype)
             inside = (d < width) & (id >= 0) & (id < table_rows)
-            tl.atomic_add(found_ptr + id * width + d, one, mask=inside & (id != padding))
+            tl.atomic_add(table_grad_ptr + id * width + d, one, mask=inside & (id != padding))
 
 
 @triton.jit
 def keyed_weights_grad_kernel(  # noqa: PLR0913
     grad_ptr,
     table_ptr,
-    found_ptr,
+    weights_grad_ptr,
     ids_ptr,
     offsets_ptr,
     lengths_ptr,
@@ -163,7 +163,7 @@ def keyed_weights_grad_kernel(  # noqa: PLR0913
             inside = (d < width) & (id != padding) & (id >= 0) & (id < table_rows)
             g = tl.load(grad_ptr + row.to(tl.int64) * row_step + left + d, mask=inside, other=0.0)
             total += g.to(SUM_IN) * tl.load(table_ptr + id * width + d, mask=inside, other=0.0).to(SUM_IN)
-        tl.store(found_ptr + e, tl.sum(total).to(found_ptr.dtype.element_ty))
+        tl.store(weights_grad_ptr + e, tl.sum(total).to(weights_grad_ptr.dtype.element_ty))
 
 
 @triton.jit
@@ -172,7 +172,7 @@ def keyed_lookup_kernel(  # noqa: PLR0913
     ids_ptr,
     offsets_ptr,
     lengths_ptr,
-    found_ptr,
+    out_ptr,
     width,
     first_offset,
     first_length,
@@ -187,4 +187,4 @@ def keyed_lookup_kernel(  # noqa: PLR0913
         id = tl.load(ids_ptr + e).to(tl.int64) + tl.zeros((BLOCK,), dtype=tl.int64)
         inside = (d < width) & (id >= 0) & (id < table_rows)
         x = tl.load(table_ptr + id * width + d, mask=inside, other=float("nan"))
-        tl.store(found_ptr + e * width + d, x, mask=d < width)
+        tl.store(out_ptr + e * width + d, x, mask=d < width)

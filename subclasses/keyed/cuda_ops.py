@@ -119,11 +119,11 @@ def _table_gradients(
     for k, (count, width) in enumerate(zip(rows, widths, strict=True)):
         is_pooled = lookups.modes[k] != NO_POOLING
         wide = grad.dtype if grad.dtype is torch.float64 else torch.float32
-        found = grad.new_zeros(count, width, dtype=wide)
+        table_grad = grad.new_zeros(count, width, dtype=wide)
         if batch and width:
             torch.library.wrap_triton(keyed_table_grad_kernel)[(batch, triton.cdiv(width, _block(width)))](
                 grad,
-                found,
+                table_grad,
                 values,
                 offsets,
                 lengths,
@@ -143,7 +143,7 @@ def _table_gradients(
                 entries.weights is not None,
                 _block(width),
             )
-        grads.append(found.to(grad.dtype))
+        grads.append(table_grad.to(grad.dtype))
         left += width if is_pooled else 0
     return grads
 
@@ -167,7 +167,7 @@ def keyed_pool_weights_backward_cuda(grad: Tensor, tables: list[Tensor], *flat_a
     """Computes `keyed_pool_weights_backward` on CUDA."""
     entries, lookups = unflatten_arguments(flat_args)
     values, offsets, lengths, _ = _contiguous(entries)
-    found, left, grad = grad.new_zeros(values.shape[0]), 0, grad.contiguous()
+    weights_grad, left, grad = grad.new_zeros(values.shape[0]), 0, grad.contiguous()
     batch = offsets.shape[1] - 1
     for k, table in enumerate(tables):
         width = table.shape[1]
@@ -175,7 +175,7 @@ def keyed_pool_weights_backward_cuda(grad: Tensor, tables: list[Tensor], *flat_a
             torch.library.wrap_triton(keyed_weights_grad_kernel)[(batch,)](
                 grad,
                 table.contiguous(),
-                found,
+                weights_grad,
                 values,
                 offsets,
                 lengths,
@@ -191,7 +191,7 @@ def keyed_pool_weights_backward_cuda(grad: Tensor, tables: list[Tensor], *flat_a
                 _block(width),
             )
         left += width
-    return found
+    return weights_grad
 
 
 @_triton_op(
@@ -203,7 +203,7 @@ def keyed_lookup_cuda(tables: list[Tensor], *flat_args: Any) -> Tensor:
     entries, _ = unflatten_arguments(flat_args)
     values, offsets, lengths, _ = _contiguous(entries)
     width, batch = tables[0].shape[1], offsets.shape[1] - 1
-    found = tables[0].new_zeros(values.shape[0], width)
+    rows = tables[0].new_zeros(values.shape[0], width)
     for k, table in enumerate(tables):
         if batch and width:
             torch.library.wrap_triton(keyed_lookup_kernel)[(batch, triton.cdiv(width, _block(width)))](
@@ -211,7 +211,7 @@ def keyed_lookup_cuda(tables: list[Tensor], *flat_args: Any) -> Tensor:
                 values,
                 offsets,
                 lengths,
-                found,
+                rows,
                 width,
                 k * (batch + 1),
                 k * batch,
@@ -219,7 +219,7 @@ def keyed_lookup_cuda(tables: list[Tensor], *flat_args: Any) -> Tensor:
                 entries.lengths is not None,
                 _block(width),
             )
-    return found
+    return rows
 
 
 @_triton_op(

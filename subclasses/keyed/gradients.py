@@ -81,8 +81,8 @@ def _sparse_gradients(
     ctx: Any, grad: Tensor, counts: Tensor | None, entries: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Returns the gradient of each table at the first key that uses it, None at its other keys."""
-    found = iter(keyed_sparse_backward(grad, ctx.rows, ctx.widths, counts, *entries, *ctx.lookups))
-    return [next(found) if first == k else None for k, first in enumerate(ctx.lookups.firsts)]
+    table_grads = iter(keyed_sparse_backward(grad, ctx.rows, ctx.widths, counts, *entries, *ctx.lookups))
+    return [next(table_grads) if first == k else None for k, first in enumerate(ctx.lookups.firsts)]
 
 
 def save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -92,8 +92,8 @@ def save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     ctx.mark_non_differentiable(counts, picked)
     weights = unflatten_arguments(tuple(flat_args))[0].weights
     # Only the gradient of the weights needs the tables themselves.
-    kept = tables if weights is not None and weights.requires_grad else ()
-    _save(ctx, tables, tuple(flat_args), counts, picked, *kept)
+    saved_tables = tables if weights is not None and weights.requires_grad else ()
+    _save(ctx, tables, tuple(flat_args), counts, picked, *saved_tables)
 
 
 def pool_derivative(of_tables: Any, of_weights: Any) -> Any:

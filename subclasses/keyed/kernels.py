@@ -154,22 +154,22 @@ def keyed_pool(tables: list[Tensor], *flat_args: Any) -> tuple[Tensor, Tensor, T
     """
     entries, lookups = unflatten_arguments(flat_args)
     pooled, counts, picked = allocate_results(tables, entries, lookups)
-    found, left = [], 0
+    pooled_by_key, left = [], 0
     for k, (part, ids, scale) in enumerate(entries.by_key()):
         table, right = tables[k], left + tables[k].shape[1]
         if not ids.shape[0] or not part.starts.shape[0]:
-            found.append(table.new_zeros(part.starts.shape[0], table.shape[1]))
+            pooled_by_key.append(table.new_zeros(part.starts.shape[0], table.shape[1]))
         else:
             out, _, count, best = aten._embedding_bag_forward_only(
                 table, ids, part.starts, False, lookups.modes[k], False, scale, False, lookups.paddings[k]
             )
-            found.append(out)
+            pooled_by_key.append(out)
             if lookups.modes[k] != SUM:
                 counts[k] = count
             if lookups.modes[k] == MAX:
                 picked[:, left:right] = best
         left = right
-    return torch.cat(found, 1, out=pooled), counts, picked
+    return torch.cat(pooled_by_key, 1, out=pooled), counts, picked
 
 
 def allocate_results(
@@ -223,11 +223,11 @@ def keyed_pool_backward(
 def keyed_pool_weights_backward(grad: Tensor, tables: list[Tensor], *flat_args: Any) -> Tensor:
     """Returns the gradient of the weights of `keyed_pool`; 0 for an entry that belongs to no row."""
     entries, lookups = unflatten_arguments(flat_args)
-    found, left = grad.new_zeros(entries.values.shape[0]), 0
+    weights_grad, left = grad.new_zeros(entries.values.shape[0]), 0
     for k, (part, ids, _) in enumerate(entries.by_key()):
         right = left + tables[k].shape[1]
         if ids.shape[0]:
-            found[part.positions] = aten._embedding_bag_per_sample_weights_backward(
+            weights_grad[part.positions] = aten._embedding_bag_per_sample_weights_backward(
                 grad[:, left:right].contiguous(),
                 tables[k],
                 ids,
@@ -237,7 +237,7 @@ def keyed_pool_weights_backward(grad: Tensor, tables: list[Tensor], *flat_args: 
                 lookups.paddings[k],
             )
         left = right
-    return found
+    return weights_grad
 
 
 def _row_indices(part: Part, ids: Tensor) -> Tensor:
@@ -254,10 +254,10 @@ def _row_indices(part: Part, ids: Tensor) -> Tensor:
 def keyed_lookup(tables: list[Tensor], *flat_args: Any) -> Tensor:
     """Looks up each entry in its key's table ``[V, D]``; returns ``[total, D]``, 0 for an entry of no key."""
     entries, _ = unflatten_arguments(flat_args)
-    found = tables[0].new_zeros(entries.values.shape[0], tables[0].shape[1])
+    rows = tables[0].new_zeros(entries.values.shape[0], tables[0].shape[1])
     for table, (part, ids, _) in zip(tables, entries.by_key(), strict=True):
-        found[part.positions] = table.index_select(0, ids)
-    return found
+        rows[part.positions] = table.index_select(0, ids)
+    return rows
 
 
 @custom_op("keyed_lookup_backward", f"(Tensor grad, int[] rows, {ENTRIES}, {LOOKUPS}) -> Tensor[]")
@@ -290,21 +290,23 @@ def keyed_sparse_backward(
     entries, lookups = unflatten_arguments(flat_args)
     pooled = NO_POOLING not in lookups.modes
     shares = grad.split(widths, 1) if pooled else [grad] * len(rows)
-    found_of: dict[int, list[tuple[Tensor, Tensor]]] = {k: [] for k in dict.fromkeys(lookups.firsts)}
+    grads_by_table: dict[int, list[tuple[Tensor, Tensor]]] = {k: [] for k in dict.fromkeys(lookups.firsts)}
     for k, (part, ids, scale) in enumerate(entries.by_key()):
         share = shares[k].contiguous()
         if lookups.modes[k] == MEAN and counts is not None:
             share = share / counts[k].clamp(min=1).unsqueeze(1).to(share.dtype)
-        found = share.index_select(0, _row_indices(part, ids)) if pooled else part.take(share)
+        grads = share.index_select(0, _row_indices(part, ids)) if pooled else part.take(share)
         if scale is not None:
-            found = found * scale.unsqueeze(1)
+            grads = grads * scale.unsqueeze(1)
         if lookups.paddings[k] >= 0:
-            kept = ids != lookups.paddings[k]
-            ids, found = ids[kept], found[kept]
-        found_of[lookups.firsts[k]].append((ids, found))
+            is_counted = ids != lookups.paddings[k]
+            ids, grads = ids[is_counted], grads[is_counted]
+        grads_by_table[lookups.firsts[k]].append((ids, grads))
     return [
-        sparse_rows(_joined([i for i, _ in found]), _joined([f for _, f in found]), rows[k], widths[k])
-        for k, found in found_of.items()
+        sparse_rows(
+            _joined([ids for ids, _ in pairs]), _joined([grads for _, grads in pairs]), rows[k], widths[k]
+        )
+        for k, pairs in grads_by_table.items()
     ]
 
 
@@ -312,6 +314,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def sparse_rows(ids: Tensor, found: Tensor, rows: int, width: int) -> Tensor:
-    """Returns a sparse tensor ``[rows, width]`` with ``found`` added at the rows ``ids``."""
-    return torch.sparse_coo_tensor(ids.unsqueeze(0), found, (rows, width), check_invariants=False)
+def sparse_rows(ids: Tensor, grads: Tensor, rows: int, width: int) -> Tensor:
+    """Returns a sparse tensor ``[rows, width]`` with ``grads`` added at the rows ``ids``."""
+    return torch.sparse_coo_tensor(ids.unsqueeze(0), grads, (rows, width), check_invariants=False)

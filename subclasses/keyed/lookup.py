@@ -103,7 +103,7 @@ def pool(
 
         return pool_outside(tables, values, offsets, lengths, weights)
     _check_graph(tables)
-    found: list[Any] = [None] * len(tables)
+    results: list[Any] = [None] * len(tables)
     for sparse in (False, True):
         indices = [k for k, t in enumerate(tables) if t.sparse is sparse]
         if indices:
@@ -115,8 +115,8 @@ def pool(
             pooled, _, _ = op([t.weight for t in chosen], *entries, *_make_lookups(chosen, sparse))
             for k, part in zip(indices, pooled.split([t.weight.shape[1] for t in chosen], 1), strict=True):
                 # A copy: autograd of a view of the op's result would fill and add up all of it, once for each key.
-                found[k] = part.clone()
-    return found
+                results[k] = part.clone()
+    return results
 
 
 # ---- without pooling -------------------------------------------------------------------------------------------

@@ -122,12 +122,14 @@ class EmbeddingCollection(_Collection):
         tables = self._find_tables(ids)
         ids = _make_graph_input(ids)
         kinds = [(t.weight.shape[1], t.weight.dtype, t.sparse) for t in tables]
-        found: dict[str, JaggedTensor] = {}
+        rows_by_key: dict[str, JaggedTensor] = {}
         for kind in dict.fromkeys(kinds):
             indices = [k for k, other in enumerate(kinds) if other == kind]
             offsets = (
                 ids.offsets if len(indices) == len(tables) else torch.stack([ids.offsets[k] for k in indices])
             )
             entries = look_up([tables[k] for k in indices], ids._raw_values, offsets)
-            found |= {ids.keys[k]: feature_rows(entries, ids.offsets[k], ids.max_length) for k in indices}
-        return {key: found[key] for key in ids.keys}
+            rows_by_key |= {
+                ids.keys[k]: feature_rows(entries, ids.offsets[k], ids.max_length) for k in indices
+            }
+        return {key: rows_by_key[key] for key in ids.keys}

@@ -106,5 +106,5 @@ def _same_rows(x: JaggedTensor, y: JaggedTensor) -> bool:
     return y.offsets.equal(x.offsets) and y.row_lengths().equal(x.row_lengths())
 
 
-def _assert_in_graph(found: Tensor, message: str) -> None:
-    torch.ops.aten._assert_async.msg(found.all(), f"KeyedJaggedTensor.{message}")
+def _assert_in_graph(condition: Tensor, message: str) -> None:
+    torch.ops.aten._assert_async.msg(condition.all(), f"KeyedJaggedTensor.{message}")

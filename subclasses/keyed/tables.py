@@ -81,11 +81,11 @@ def _pool_part(table: Table, part: Part, values: Tensor, weights: Tensor | None)
 
 def look_up_parts(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
     """Looks up by PyTorch's own function, key by key; reads the offsets."""
-    weight, end, found = tables[0].weight, 0, []
+    weight, end, parts = tables[0].weight, 0, []
     ends = offsets[:, [0, -1]].tolist()
     for (start, stop), table in sorted(zip(ends, tables, strict=True), key=lambda pair: pair[0]):
-        found.append(weight.new_zeros(start - end, weight.shape[1]))
-        found.append(
+        parts.append(weight.new_zeros(start - end, weight.shape[1]))
+        parts.append(
             F.embedding(
                 values[start:stop],
                 table.weight,
@@ -97,5 +97,5 @@ def look_up_parts(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> T
             )
         )
         end = stop
-    found.append(weight.new_zeros(values.shape[0] - end, weight.shape[1]))
-    return torch.cat(found)
+    parts.append(weight.new_zeros(values.shape[0] - end, weight.shape[1]))
+    return torch.cat(parts)

@@ -202,8 +202,8 @@ class KeyedJaggedTensor(TensorSubclass):
         if checks.is_traced(self._raw_values) or self._raw_values.is_meta:
             return f"{name}({', '.join(f'{n}={getattr(self, n)!r}' for n in type(self).__spec__.names)})"
         weighted = "" if self._raw_weights is None else ", weighted"
-        found = zip(self.keys, self.offsets.diff(dim=1).tolist(), strict=True)
-        text = ", ".join(f"{key!r}: {lengths}" for key, lengths in found)
+        lengths_by_key = zip(self.keys, self.offsets.diff(dim=1).tolist(), strict=True)
+        text = ", ".join(f"{key!r}: {lengths}" for key, lengths in lengths_by_key)
         return f"{name}(lengths={{{text}}}, {self._raw_values.dtype}{list(self._raw_values.shape)}{weighted})"
 
     def wrap_cotangent(self, cotangent: Tensor) -> KeyedJaggedTensor:
@@ -213,10 +213,10 @@ class KeyedJaggedTensor(TensorSubclass):
             Segments(row, row.diff(), total, self.max_length).unpad(dense)
             for row, dense in zip(self.offsets, cotangent.expand(self.shape), strict=True)
         ]
-        found = torch.stack(shares).sum(0)
+        values = torch.stack(shares).sum(0)
         if self._raw_weights is None:
-            return self._with_parts(found, None)
-        return self._with_parts(self.values, found if found.dim() == 1 else found.flatten(1).sum(1))
+            return self._with_parts(values, None)
+        return self._with_parts(self.values, values if values.dim() == 1 else values.flatten(1).sum(1))
 
     def _with_parts(
         self,

@@ -81,13 +81,14 @@ class RaggedTensor:
         repeat_rows(repeats): each row ``repeats [B]`` times.
         slice_rows(part): the same slice of every row; negative bounds count from each row's own end.
         cut(first, lengths, width): the entries of each row from ``first [B]`` on, ``lengths [B]`` of them.
-        select_position(position), take_places(places): the entries at one position, or at several, of every row, dense.
-        take_pairs(rows, places, index): single entries by the numbers of rows and the positions in them, dense.
+        select_position(position), take_places(positions): the entries at one position, or at several, of every row,
+            dense.
+        take_pairs(rows, positions, index): single entries by the numbers of rows and the positions in them, dense.
         gather_index(func, index): positions in the rows as an index of `stored`; asserts that the rows have them.
         pick(func, mask): the entries of each row that a ragged mask selects, ragged again.
         pick_together(index): elements by several index tensors for the features; only where rows come first.
-        rearranged(source): the entries of each row in another order; ``source(place, length)`` returns the position to
-            read an entry from.
+        rearranged(source): the entries of each row in another order; ``source(position, length)`` returns the position
+            to read an entry from.
         with_written(func, index, value), with_put(func, indices, values, accumulate): this tensor with other entries.
 
     Joining:

@@ -62,10 +62,10 @@ def check_mask(padded: Any, mask: Any, name: str = "JaggedTensor") -> None:
     """Raises unless ``mask [B, T]`` is a bool mask of the entries of ``padded [B, T, ...]``."""
     fits = isinstance(padded, Tensor) and isinstance(mask, Tensor) and mask.dim() == 2
     if not fits or mask.dtype != torch.bool or padded.shape[:2] != mask.shape:
-        found = [f"{t.dtype} {tuple(t.shape)}" if isinstance(t, Tensor) else t for t in (padded, mask)]
+        described = [f"{t.dtype} {tuple(t.shape)}" if isinstance(t, Tensor) else t for t in (padded, mask)]
         raise ValueError(
             f"{name}.from_mask: expected entries [B, T, ...] and a bool mask [B, T], True where one exists, "
-            f"got {found[0]} and {found[1]}"
+            f"got {described[0]} and {described[1]}"
         )
 
 

@@ -54,7 +54,7 @@ def longest_of(lengths: Tensor, bound: int) -> int:
     return int(lengths.max()) if lengths.numel() else 0
 
 
-def true_places(mask: Tensor) -> Tensor:
+def true_positions(mask: Tensor) -> Tensor:
     """Returns the indices ``[n]`` at which a mask of one dimension is True, in ascending order."""
     if not is_traced(mask):
         return mask.nonzero().squeeze(1)

@@ -77,7 +77,7 @@ class TokenBatchSampler(Sampler[list[int]]):
         drop_last: bool = False,
     ) -> None:
         self.lengths = _as_ints(lengths)
-        self.num_replicas, self.rank = _place(num_replicas, rank)
+        self.num_replicas, self.rank = _replicas_and_rank(num_replicas, rank)
         self.tokens_per_step, self.rows_per_step = tokens_per_step, rows_per_step
         self.rows_per_rank = rows_per_rank
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
@@ -222,7 +222,7 @@ def _as_ints(lengths: Sequence[int] | Tensor) -> list[int]:
     return ints
 
 
-def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+def _replicas_and_rank(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
     """Returns the number of ranks, and the index of this rank."""
     if num_replicas is None and rank is None:
         grouped = dist.is_available() and dist.is_initialized()

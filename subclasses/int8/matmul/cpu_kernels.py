@@ -58,8 +58,8 @@ def library() -> ctypes.CDLL | None:
 
 def _folder() -> Path:
     """Returns Inductor's cache folder, without importing Inductor, which takes seconds in eager mode."""
-    if told := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
-        return Path(told)
+    if folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(folder)
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in containers

@@ -169,14 +169,14 @@ def int8_row_kernel(  # noqa: PLR0913
         )
         x = tl.load(x_ptr + begin + k, mask=begin + k < width, other=0.0, eviction_policy="evict_last")
         w = tl.reshape(integers.to(tl.float32), (BLOCK_N, BLOCK_K // PART, PART))
-        place, exists = at[:, None] * row_step, (at < columns)[:, None]
+        offset, exists = at[:, None] * row_step, (at < columns)[:, None]
         if IS_GROUPED:
             entries = begin + parts * PART
-            place, exists = place + (entries // group_width)[None, :], exists & (entries < width)[None, :]
+            offset, exists = offset + (entries // group_width)[None, :], exists & (entries < width)[None, :]
         if HAS_ZERO:
-            w -= tl.load(zero_ptr + place, mask=exists, other=0).to(tl.float32)[:, :, None]
+            w -= tl.load(zero_ptr + offset, mask=exists, other=0).to(tl.float32)[:, :, None]
         if IS_GROUPED:
-            w *= tl.load(scale_ptr + place, mask=exists, other=0.0).to(tl.float32)[:, :, None]
+            w *= tl.load(scale_ptr + offset, mask=exists, other=0.0).to(tl.float32)[:, :, None]
         total += tl.reshape(w, (BLOCK_N, BLOCK_K)) * x.to(tl.float32)[None, :]
         if is_end:
             y = tl.sum(total, 1)
@@ -234,15 +234,15 @@ def int8_rows_kernel(  # noqa: PLR0913
             other=0,
             eviction_policy="evict_first",
         )
-        place, exists = n[None, :] * row_step, n[None, :] < columns
+        offset, exists = n[None, :] * row_step, n[None, :] < columns
         if IS_GROUPED:
             first = start + parts[:, None] * PART
-            place, exists = place + first // group_width, exists & (first < width)
+            offset, exists = offset + first // group_width, exists & (first < width)
         if HAS_ZERO:
-            zero = tl.load(zero_ptr + place, mask=exists, other=0)
+            zero = tl.load(zero_ptr + offset, mask=exists, other=0)
             integers = integers.to(tl.int16) - zero[:, None, :].to(tl.int16)
         if IS_GROUPED:
-            scale = tl.load(scale_ptr + place, mask=exists, other=0.0)
+            scale = tl.load(scale_ptr + offset, mask=exists, other=0.0)
             w = (integers.to(tl.float32) * scale[:, None, :]).to(x.dtype)
         else:
             w = integers.to(x.dtype)

@@ -31,8 +31,8 @@ def is_without_vnni() -> bool:
 
     With such a variable, the sums of `_int_mm` overflow.
     """
-    told = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
-    if told.upper() in WITHOUT_VNNI:
+    isa = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
+    if isa.upper() in WITHOUT_VNNI:
         return True
     capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older releases lack the function
     has_vnni = any(capabilities.get(name) for name in ("avx512_vnni", "avx_vnni"))

@@ -96,31 +96,31 @@ def report_bad_batch(ranks: Ranks) -> None:
 
 def agree(name: str, facts: Facts, ranks: Ranks) -> Agreement:
     """Compares the batches of all ranks; raises ValueError on every rank if they do not fit together."""
-    found = _share(facts, ranks)
-    bad = [str(rank) for rank, other in enumerate(found) if other.is_bad]
+    all_facts = _share(facts, ranks)
+    bad = [str(rank) for rank, other in enumerate(all_facts) if other.is_bad]
     if bad:
         raise ValueError(f"{name}: rank {', '.join(bad)} refused its batch; nothing was looked up")
     for field, expected in _EQUAL.items():
-        values = [getattr(other, field) for other in found]
+        values = [getattr(other, field) for other in all_facts]
         if len(set(values)) > 1:
             other = next(rank for rank, value in enumerate(values) if value != values[0])
             raise ValueError(f"{name}: expected {expected} on all ranks; ranks 0 and {other} differ")
-    trains_weights = any(other.trains_weights for other in found)
+    trains_weights = any(other.trains_weights for other in all_facts)
     return Agreement(
-        [other.batch_size for other in found],
+        [other.batch_size for other in all_facts],
         facts.weights > 0,
-        trains_weights or any(other.trains_tables for other in found),
+        trains_weights or any(other.trains_tables for other in all_facts),
         trains_weights,
-        torch.int64 if any(other.has_int64_ids for other in found) else torch.int32,
+        torch.int64 if any(other.has_int64_ids for other in all_facts) else torch.int32,
     )
 
 
 def _share(facts: Facts, ranks: Ranks) -> list[Facts]:
     """Returns the facts of all ranks."""
     sent = torch.tensor(facts, dtype=torch.int64, device=ranks.device)
-    found = [torch.empty_like(sent) for _ in range(ranks.count)]
-    dist.all_gather(found, sent, group=ranks.group)
-    return [Facts(*row) for row in torch.stack(found).tolist()]
+    gathered = [torch.empty_like(sent) for _ in range(ranks.count)]
+    dist.all_gather(gathered, sent, group=ranks.group)
+    return [Facts(*row) for row in torch.stack(gathered).tolist()]
 
 
 # ---- rows for each rank ----------------------------------------------------------------------------------------
@@ -135,9 +135,9 @@ class _Exchange(torch.autograd.Function):
     ) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
         ctx.sizes = [anchor.shape for anchor in anchors]
-        found = t.new_empty(sum(received), *t.shape[1:])
-        dist.all_to_all_single(found, t.contiguous(), received, sent, group=group)
-        return found
+        output = t.new_empty(sum(received), *t.shape[1:])
+        dist.all_to_all_single(output, t.contiguous(), received, sent, group=group)
+        return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]

@@ -50,33 +50,33 @@ class ShardedEmbeddingBagCollection(ShardedCollection):
         """
         groups = self.route_by_kind(ids, lambda table: table.weight.dtype)
         received = tie([_pool_group(group) for group in groups])
-        found: dict[int, Tensor] = {}
+        rows_by_index: dict[int, Tensor] = {}
         for group, flat in zip(groups, received, strict=True):
-            found |= _combine(group, flat)
-        return {key: found[k] for k, key in enumerate(ids.keys)}
+            rows_by_index |= _combine(group, flat)
+        return {key: rows_by_index[k] for k, key in enumerate(ids.keys)}
 
 
 def _pool_group(group: Group) -> Tensor:
     """Pools the rows that are here, for all ranks; returns the parts of this rank's batch from all ranks."""
     route = group.route
-    found = route.ids.new_zeros(route.offsets.shape[1] - 1, 0).to(group.tables[0].weight.dtype)
+    pooled = route.ids.new_zeros(route.offsets.shape[1] - 1, 0).to(group.tables[0].weight.dtype)
     if group.local:
-        found = torch.cat(pool(group.local, route.ids, route.offsets, None, group.weights), 1)
-    return route.return_rows(found, [t.width for t in group.tables], group.anchors)
+        pooled = torch.cat(pool(group.local, route.ids, route.offsets, None, group.weights), 1)
+    return route.return_rows(pooled, [t.width for t in group.tables], group.anchors)
 
 
 def _combine(group: Group, received: Tensor) -> dict[int, Tensor]:
     """Returns the pooled rows of each key, by its index in the batch, from the parts of all ranks."""
     parts = group.route.split_rows(received, [t.width for t in group.tables])
-    found = {}
+    rows_by_index = {}
     for k, (index, table) in enumerate(zip(group.indices, group.tables, strict=True)):
         ranks = [rank for rank, keys in enumerate(group.route.held) if k in keys]
         if ranks:
             counts = group.route.counts[ranks, k]
-            found[index] = _join([parts[rank, k] for rank in ranks], counts, table.mode)
+            rows_by_index[index] = _join([parts[rank, k] for rank in ranks], counts, table.mode)
         else:
-            found[index] = received.new_zeros(group.ids.batch_size, table.width)
-    return found
+            rows_by_index[index] = received.new_zeros(group.ids.batch_size, table.width)
+    return rows_by_index
 
 
 def _join(parts: list[Tensor], counts: Tensor, mode: str) -> Tensor:
@@ -115,19 +115,19 @@ class ShardedEmbeddingCollection(ShardedCollection):
         """
         groups = self.route_by_kind(ids, lambda table: (table.width, table.weight.dtype))
         entries = tie([_look_up_group(group) for group in groups])
-        found: dict[int, JaggedTensor] = {}
+        rows_by_index: dict[int, JaggedTensor] = {}
         for group, values in zip(groups, entries, strict=True):
-            found |= {k: feature_rows(values, ids.offsets[k], ids.max_length) for k in group.indices}
-        return {key: found[k] for k, key in enumerate(ids.keys)}
+            rows_by_index |= {k: feature_rows(values, ids.offsets[k], ids.max_length) for k in group.indices}
+        return {key: rows_by_index[k] for k, key in enumerate(ids.keys)}
 
 
 def _look_up_group(group: Group) -> Tensor:
     """Looks up the rows that are here, for all ranks; returns ``[total, D]`` for this rank's values."""
     route = group.route
-    found = route.ids.new_zeros(0, group.tables[0].width).to(group.tables[0].weight.dtype)
+    entries = route.ids.new_zeros(0, group.tables[0].width).to(group.tables[0].weight.dtype)
     if group.local:
-        found = look_up(group.local, route.ids, route.offsets)
-    return route.return_entries(found, group.ids._raw_values.shape[0], group.anchors)
+        entries = look_up(group.local, route.ids, route.offsets)
+    return route.return_entries(entries, group.ids._raw_values.shape[0], group.anchors)
 
 
 # ---- either -----------------------------------------------------------------------------------------------------
@@ -165,9 +165,9 @@ def shard(
             table is on another device or has ``max_norm``.
     """
     kinds = {kind.kind: kind for kind in (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)}
-    found = next((kind for base, kind in kinds.items() if isinstance(collection, base)), None)
-    if found is None:
+    sharded_kind = next((kind for base, kind in kinds.items() if isinstance(collection, base)), None)
+    if sharded_kind is None:
         raise TypeError(
             f"shard: expected an EmbeddingBagCollection or EmbeddingCollection, got {type(collection).__name__}"
         )
-    return found(collection, mesh, plan, average_gradients=average_gradients)
+    return sharded_kind(collection, mesh, plan, average_gradients=average_gradients)

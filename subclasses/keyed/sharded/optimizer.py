@@ -75,7 +75,7 @@ def _update(table: Tensor, grad: Tensor, sums: Tensor, *, lr: Any, eps: float) -
         table.sub_(lr * grad / (sums.sqrt() + eps).unsqueeze(1))
         return
     grad = grad.coalesce()
-    rows, found = grad.indices()[0], grad.values()
-    sums.index_add_(0, rows, found.square().mean(1))
+    rows, values = grad.indices()[0], grad.values()
+    sums.index_add_(0, rows, values.square().mean(1))
     scale = sums.index_select(0, rows).sqrt() + eps
-    table.index_add_(0, rows, -lr * found / scale.unsqueeze(1))
+    table.index_add_(0, rows, -lr * values / scale.unsqueeze(1))

@@ -106,7 +106,7 @@ def rows_by_key(plan: ShardingPlan, modules: Mapping[str, nn.Module], world_size
         raise ValueError(
             f"ShardingPlan: expected keys of the collection, which are {', '.join(modules)}, got {', '.join(unknown)}"
         )
-    found: dict[str, Rows] = {}
+    rows_of_key: dict[str, Rows] = {}
     for keys in keys_by_table(modules).values():
         placement = _placement_of(plan, keys)
         if isinstance(placement, TableWise) and not 0 <= placement.rank < world_size:
@@ -114,8 +114,8 @@ def rows_by_key(plan: ShardingPlan, modules: Mapping[str, nn.Module], world_size
                 f"ShardingPlan: expected a rank from 0 to {world_size - 1} for {keys[0]!r}, got {placement.rank}"
             )
         rows = _rows(placement, _weight(modules[keys[0]]).shape[0], world_size)
-        found |= dict.fromkeys(keys, rows)
-    return {key: found[key] for key in modules}
+        rows_of_key |= dict.fromkeys(keys, rows)
+    return {key: rows_of_key[key] for key in modules}
 
 
 def _placement_of(plan: ShardingPlan, keys: list[str]) -> TableWise | RowWise:
@@ -133,20 +133,20 @@ def _placement_of(plan: ShardingPlan, keys: list[str]) -> TableWise | RowWise:
 
 def modules_of(tables: Any) -> dict[str, nn.Module]:
     """Returns the embedding modules of a collection, or of a mapping, by key."""
-    found = getattr(tables, "tables", tables)
-    if not isinstance(found, Mapping | nn.ModuleDict):
+    modules = getattr(tables, "tables", tables)
+    if not isinstance(modules, Mapping | nn.ModuleDict):
         raise TypeError(
             f"expected a collection of embedding tables, or its tables by key, got {type(tables).__name__}"
         )
-    return dict(found.items())
+    return dict(modules.items())
 
 
 def keys_by_table(modules: Mapping[str, nn.Module]) -> dict[int, list[str]]:
     """Returns the keys that use each distinct table, by the identity of the table's weight."""
-    found: dict[int, list[str]] = {}
+    keys_by_id: dict[int, list[str]] = {}
     for key, module in modules.items():
-        found.setdefault(id(module.weight), []).append(key)
-    return found
+        keys_by_id.setdefault(id(module.weight), []).append(key)
+    return keys_by_id
 
 
 def _weight(module: nn.Module) -> Tensor:

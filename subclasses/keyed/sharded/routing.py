@@ -37,9 +37,9 @@ class Batch(NamedTuple):
         """The index of the key of each entry, ``[n]``."""
         return self.cells.div(max(self.batch_size, 1), rounding_mode="floor")
 
-    def select(self, kept: Tensor) -> Batch:
+    def select(self, mask: Tensor) -> Batch:
         """Returns the entries that a mask selects."""
-        return self._replace(positions=self.positions[kept], ids=self.ids[kept], cells=self.cells[kept])
+        return self._replace(positions=self.positions[mask], ids=self.ids[mask], cells=self.cells[mask])
 
 
 def batch_of(ids: Any) -> Batch:
@@ -108,11 +108,11 @@ class Route(NamedTuple):
         came = exchange(sent, self.sent, self.received, self.ranks, [anchor])
         return came.index_select(0, self.sorting), came
 
-    def return_rows(self, found: Tensor, widths: Sequence[int], anchors: Sequence[Tensor]) -> Tensor:
+    def return_rows(self, pooled: Tensor, widths: Sequence[int], anchors: Sequence[Tensor]) -> Tensor:
         """Sends pooled rows back; differentiable.
 
         Args:
-            found: ``[sum of all ranks' B, sum of D of the held keys]``.
+            pooled: ``[sum of all ranks' B, sum of D of the held keys]``.
             widths: ``D`` of each key.
             anchors: tensors that get gradients of zeros; one requires grad on every rank if one does on any rank.
 
@@ -120,24 +120,24 @@ class Route(NamedTuple):
             ``[ranks * held keys * B * D]``: for each rank the rows that `split_rows` splits.
         """
         batch_size = self.batch_sizes[self.ranks.rank]
-        sent = [size * found.shape[1] for size in self.batch_sizes]
+        sent = [size * pooled.shape[1] for size in self.batch_sizes]
         received = [batch_size * sum(widths[k] for k in keys) for keys in self.held]
-        return exchange(found.flatten(), sent, received, self.ranks, anchors)
+        return exchange(pooled.flatten(), sent, received, self.ranks, anchors)
 
     def split_rows(self, received: Tensor, widths: Sequence[int]) -> dict[tuple[int, int], Tensor]:
         """Splits the result of `return_rows` into ``[B, D]`` by rank and key."""
         sums = [sum(widths[k] for k in keys) for keys in self.held]
         batch_size = self.batch_sizes[self.ranks.rank]
-        found = {}
+        rows_by_key = {}
         parts = received.split([batch_size * width for width in sums])
         for rank, (keys, part, width) in enumerate(zip(self.held, parts, sums, strict=True)):
             columns = part.view(batch_size, width).split([widths[k] for k in keys], 1)
-            found |= {(rank, k): column for k, column in zip(keys, columns, strict=True)}
-        return found
+            rows_by_key |= {(rank, k): column for k, column in zip(keys, columns, strict=True)}
+        return rows_by_key
 
-    def return_entries(self, found: Tensor, total: int, anchors: Sequence[Tensor]) -> Tensor:
+    def return_entries(self, rows: Tensor, total: int, anchors: Sequence[Tensor]) -> Tensor:
         """Sends the rows of the sorted entries back, ``[m, D]``; returns ``[total, D]`` in the order of the values."""
-        unsorted = found.index_select(0, self.sorting.argsort())
+        unsorted = rows.index_select(0, self.sorting.argsort())
         came = exchange(unsorted, self.received, self.sent, self.ranks, anchors)
         return came.new_zeros(total, came.shape[1]).index_copy(0, self.positions, came)
 
@@ -151,13 +151,13 @@ def make_route(batch: Batch, rows: Sequence[Rows], agreement: Agreement, ranks: 
         agreement: the facts of all batches.
         ranks: the process group.
     """
-    held = [[k for k, r in enumerate(rows) if r.count_on(rank)] for rank in range(ranks.count)]
+    held_keys = [[k for k, r in enumerate(rows) if r.count_on(rank)] for rank in range(ranks.count)]
     owners, local_ids = _owners(batch, rows)
     order = owners.argsort(stable=True)
     size = len(rows) * batch.batch_size
     counts = torch.bincount(owners * size + batch.cells, minlength=ranks.count * size)
     counts = counts.view(ranks.count, len(rows), batch.batch_size)
-    lengths = _send_lengths(counts, held, agreement.batch_sizes, ranks)
+    lengths = _send_lengths(counts, held_keys, agreement.batch_sizes, ranks)
     sent = counts.sum((1, 2)).tolist()
     totals = torch.stack([part.sum(1) for part in lengths])
     received = totals.sum(1).tolist()
@@ -167,7 +167,7 @@ def make_route(batch: Batch, rows: Sequence[Rows], agreement: Agreement, ranks: 
     return Route(
         ranks,
         agreement.batch_sizes,
-        held,
+        held_keys,
         batch.positions[order],
         counts,
         sent,
@@ -188,11 +188,11 @@ def _owners(batch: Batch, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
 
 
 def _send_lengths(
-    counts: Tensor, held: list[list[int]], batch_sizes: list[int], ranks: Ranks
+    counts: Tensor, held_keys: list[list[int]], batch_sizes: list[int], ranks: Ranks
 ) -> list[Tensor]:
     """Sends the lengths of rows to the ranks that hold their keys; returns ``[held keys, B]`` from each rank."""
-    parts = [count[keys].flatten() for count, keys in zip(counts, held, strict=True)]
-    here = len(held[ranks.rank])
+    parts = [count[keys].flatten() for count, keys in zip(counts, held_keys, strict=True)]
+    here = len(held_keys[ranks.rank])
     received = [here * size for size in batch_sizes]
     came = exchange(torch.cat(parts), [p.shape[0] for p in parts], received, ranks)
     ends = [*accumulate(received, initial=0)]

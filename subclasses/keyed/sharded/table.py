@@ -78,9 +78,9 @@ class ShardedTable(nn.Module):
 def _take_rows(table: Any, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
     """Replaces a whole table in a state dict by the rows of this rank; reports the rows of another rank."""
     name = f"{prefix}weight"
-    found = state_dict.get(name)
-    if isinstance(found, TableShard):
-        got = (found.start, found.start + found.local.shape[0], found.rows)
+    loaded = state_dict.get(name)
+    if isinstance(loaded, TableShard):
+        got = (loaded.start, loaded.start + loaded.local.shape[0], loaded.rows)
         expected = (table.start, table.stop, table.rows.total)
         if got != expected:
             text = "{0} to {1} of {2}"
@@ -88,8 +88,8 @@ def _take_rows(table: Any, state_dict: dict[str, Any], prefix: str, *more: Any) 
                 f"{name}: expected rows {text.format(*expected)}, got {text.format(*got)}; "
                 f"torch.distributed.checkpoint loads what was saved on other ranks"
             )
-    elif isinstance(found, Tensor) and found.shape == (table.rows.total, table.width):
-        state_dict[name] = table.weight.like(found[table.start : table.stop])
+    elif isinstance(loaded, Tensor) and loaded.shape == (table.rows.total, table.width):
+        state_dict[name] = table.weight.like(loaded[table.start : table.stop])
 
 
 def shard_tables(
@@ -109,14 +109,14 @@ def shard_tables(
 
 def local_rows(tables: Iterable[ShardedTable], divisor: int) -> dict[int, Tensor]:
     """Returns the rows of this rank by the identity of their parameter, differentiable; gradients are divided."""
-    found: dict[int, Tensor] = {}
+    rows_by_id: dict[int, Tensor] = {}
     for table in tables:
-        if id(table.weight) not in found:
+        if id(table.weight) not in rows_by_id:
             local = table.weight.unwrap("local")  # type: ignore[operator]
             if local.requires_grad and divisor > 1:
                 local.register_hook(lambda grad: grad / divisor)
-            found[id(table.weight)] = local
-    return found
+            rows_by_id[id(table.weight)] = local
+    return rows_by_id
 
 
 def gather(shard: Any, rows: Rows, ranks: Ranks) -> Tensor:

@@ -49,7 +49,7 @@ def _attend(  # noqa: PLR0913
             "flex_attention of ragged tensors on the CPU computes every score of a padded table",
             "call scaled_dot_product_attention where there is neither a score_mod nor a mask but a causal one",
         )
-    found = attend(
+    outputs = attend(
         rows.to_dense(),
         key.to_dense(),
         value.to_dense(),
@@ -60,7 +60,7 @@ def _attend(  # noqa: PLR0913
         score_buffers,
         (*mask_buffers, exists),
     )
-    results = [rows.from_table(x) for x in (found[0], *(x.unsqueeze(-1) for x in found[1:]))]
+    results = [rows.from_table(x) for x in (outputs[0], *(x.unsqueeze(-1) for x in outputs[1:]))]
     if not is_ragged(query):
         results = [x.to_dense() for x in results]
     return (results[0], *(x.squeeze(-1) for x in results[1:]))
@@ -95,14 +95,14 @@ def _blocks_of_rows(block_mask: tuple[Any, ...], query: Any, key: Any) -> list[A
 
 def _as_dense(given: tuple[Any, ...], counts: list[int]) -> Tensor:
     """Returns a mask ``[B, H, blocks of queries, blocks of keys]`` of partial and full blocks."""
-    found: Any = False
+    mask: Any = False
     for number, indices in (given[:2], given[2:]):
         if number is not None:
             is_one = torch.arange(indices.shape[-1], device=indices.device) < number.unsqueeze(-1)
-            places = torch.where(is_one, indices, counts[1]).to(torch.int64)
-            dense = is_one.new_zeros((*number.shape, counts[1] + 1)).scatter(-1, places, value=True)
-            found = found | dense[..., : counts[1]]
-    return found
+            columns = torch.where(is_one, indices, counts[1]).to(torch.int64)
+            dense = is_one.new_zeros((*number.shape, counts[1] + 1)).scatter(-1, columns, value=True)
+            mask = mask | dense[..., : counts[1]]
+    return mask
 
 
 def _as_indices(dense: Tensor) -> tuple[Tensor, Tensor]:

@@ -99,10 +99,10 @@ def attend_fused(  # noqa: PLR0913
         ``[H, total, D]``; 0 for a row without keys.
     """
     q, k, v = (_entry_major(x) for x in values)
-    found = None if same_rows(query, key) else query.segments.spread_rows(key.counts > 0).view(-1, 1, 1)
-    if found is not None:
+    has_keys = None if same_rows(query, key) else query.segments.spread_rows(key.counts > 0).view(-1, 1, 1)
+    if has_keys is not None:
         # The kernels define neither the result of a row without keys nor its gradient.
-        q = torch.where(found, q, 0)
+        q = torch.where(has_keys, q, 0)
     starts = [x.offsets.to(torch.int32) for x in (query, key)]
     longest = query.max_length, key.max_length
     if kernel is Kernel.FLASH:
@@ -113,7 +113,7 @@ def attend_fused(  # noqa: PLR0913
             *batch, None, *starts, *longest, dropout_p, int(causal), True, scale=scale
         )
         out = out[0].squeeze(0)
-    out = out if found is None else torch.where(found, out, 0)
+    out = out if has_keys is None else torch.where(has_keys, out, 0)
     return out[..., : values[2].shape[-1]].transpose(0, 1)
 
 

@@ -117,12 +117,12 @@ def make_plan(queries: Rows, keys: Rows, sizes: Sizes, causal: bool) -> Plan:
 
 
 def _group(rows: list[int], starts, lengths, sizes: Sizes, causal: bool) -> Group:
-    found = [[lengths[row][side] for row in rows] for side in (0, 1)]
+    row_lengths = [[lengths[row][side] for row in rows] for side in (0, 1)]
     first = [[starts[side][row] for row in rows] for side in (0, 1)]
-    queries, keys = (_side(first[side], found[side], sizes[side], sizes.heads) for side in (0, 1))
+    queries, keys = (_side(first[side], row_lengths[side], sizes[side], sizes.heads) for side in (0, 1))
     # Under a causal mask no query attends to a later key. So only rows with more queries than keys reach padding.
-    shows = any(k < keys.width and not (causal and q <= k) for q, k in zip(*found, strict=True))
-    mask = torch.arange(keys.width) < torch.tensor(found[1]).unsqueeze(1) if shows else None
+    shows = any(k < keys.width and not (causal and q <= k) for q, k in zip(*row_lengths, strict=True))
+    mask = torch.arange(keys.width) < torch.tensor(row_lengths[1]).unsqueeze(1) if shows else None
     return Group(queries, keys, mask)
 
 
@@ -170,6 +170,6 @@ def plan_for(queries: Rows, keys: Rows, sizes: Sizes, causal: bool) -> Plan:
     known = _plans.get(queries.offsets)
     if known is None or known[0] != key:
         # The cache holds the other tensors, so that no new tensor reuses their ids; its key must stay weak.
-        held = [t for t in tensors if t is not queries.offsets]
-        known = _plans[queries.offsets] = key, held, make_plan(queries, keys, sizes, causal)
+        others = [t for t in tensors if t is not queries.offsets]
+        known = _plans[queries.offsets] = key, others, make_plan(queries, keys, sizes, causal)
     return known[2]

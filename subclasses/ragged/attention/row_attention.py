@@ -71,8 +71,8 @@ def ragged_attention(  # noqa: PLR0913
     for group in plan.groups:
         mask, flag = _mask(group, causal, q.dtype)
         parts = group.queries.take(q), group.keys.take(k), group.keys.take(v)
-        found = flash_attention_cpu(*parts, 0.0, flag, attn_mask=mask, scale=scale)
-        for table, part in zip(tables, found, strict=True):
+        results = flash_attention_cpu(*parts, 0.0, flag, attn_mask=mask, scale=scale)
+        for table, part in zip(tables, results, strict=True):
             group.queries.put(table, part)
     return head_major(out), head_major(lse).squeeze(-1)
 

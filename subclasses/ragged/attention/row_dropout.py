@@ -112,15 +112,15 @@ def ragged_attention_dropout_backward(  # noqa: PLR0913
         parts = torch.empty_like(queries), torch.zeros_like(keys), torch.zeros_like(values)
         space = [queries.new_empty(_block_size(group, causal, queries.shape[0])) for _ in range(3)]
         for block in _blocks(group, causal, queries.shape[0]):
-            asked, seen = slice(block.first, block.last), slice(0, block.keys)
+            query_slice, key_slice = slice(block.first, block.last), slice(0, block.keys)
             weights = _weights(group, block, queries, keys_t, scale, causal, space[0])
             keep = draw.keep(weights, space[1])
             scores = torch.mul(weights, keep, out=_view(space[2], *weights.shape))
-            parts[2][:, seen].baddbmm_(scores.mT, g[:, asked])
-            torch.bmm(g[:, asked], values_t[..., seen], out=scores)
-            scores.mul_(keep).sub_(shift[:, asked]).mul_(weights)
-            torch.bmm(scores, keys[:, seen], out=parts[0][:, asked])
-            parts[1][:, seen].baddbmm_(scores.mT, queries[:, asked])
+            parts[2][:, key_slice].baddbmm_(scores.mT, g[:, query_slice])
+            torch.bmm(g[:, query_slice], values_t[..., key_slice], out=scores)
+            scores.mul_(keep).sub_(shift[:, query_slice]).mul_(weights)
+            torch.bmm(scores, keys[:, key_slice], out=parts[0][:, query_slice])
+            parts[1][:, key_slice].baddbmm_(scores.mT, queries[:, query_slice])
         factors = scale, scale, draw.scale
         for table, part, side, factor in zip(grads, parts, _sides(group), factors, strict=True):
             _put(side, table.flatten(0, 1), part.mul_(factor))
@@ -183,9 +183,9 @@ def _weights(  # noqa: PLR0913
 ) -> Tensor:
     """Returns the probabilities ``[items, queries, keys]`` of a block, in the memory of ``space``."""
     first, last, seen = block
-    asked = queries[:, first:last]
-    weights = _view(space, asked.shape[0], last - first, seen)
-    torch.baddbmm(weights, asked, keys_t[..., :seen], beta=0, alpha=scale, out=weights)
+    block_queries = queries[:, first:last]
+    weights = _view(space, block_queries.shape[0], last - first, seen)
+    torch.baddbmm(weights, block_queries, keys_t[..., :seen], beta=0, alpha=scale, out=weights)
     if causal and first < seen:
         weights[..., first:].add_(_future(last - first, weights.dtype)[:, : seen - first])
     if group.key_mask is not None:

@@ -101,8 +101,8 @@ def all_as_rows(*operands: Any) -> tuple[Any, ...]:
     if all(map(is_ragged, operands)):
         return operands
     jagged = first_ragged(operands).rows_first
-    found = {id(x): _as_rows(jagged, x) for x in operands}
-    return tuple([found[id(x)] for x in operands])
+    rows_by_id = {id(x): _as_rows(jagged, x) for x in operands}
+    return tuple([rows_by_id[id(x)] for x in operands])
 
 
 def _with_heads(query: Any, out: Tensor) -> Any:
@@ -138,11 +138,11 @@ def _check_operand(kind: Any, x: Any, name: str = "scaled_dot_product_attention"
     layout, first = (
         ("ragged", "") if kind is JaggedTensor else ("padded", "the batch dimension is first and ")
     )
-    place = "the ragged dimension is" if kind is JaggedTensor else "the ragged one"
+    subject = "the ragged dimension is" if kind is JaggedTensor else "the ragged one"
     raise DispatchError(
         f"{name}: expected {layout} query, key and value [B, ..., T, D], got {shown(x)}",
         code="row-dims",
-        hint=f"transpose so that {first}{place} the last but one",
+        hint=f"transpose so that {first}{subject} the last but one",
     )
 
 
@@ -213,8 +213,8 @@ def attend_tables(attend: Callable[..., Tensor], query: Any, key: Any, value: An
     """Runs an attention with a mask of existing keys on padded tables, and returns its result as rows."""
     out = attend(*(x.to_dense() for x in (query, key, value)))
     # A row without keys attended to padding, so that no gradient is NaN; its result is 0.
-    found = (key.counts > 0).view(-1, *[1] * (out.dim() - 1))
-    return query.from_table(torch.where(found, out, 0))
+    has_keys = (key.counts > 0).view(-1, *[1] * (out.dim() - 1))
+    return query.from_table(torch.where(has_keys, out, 0))
 
 
 def attend_by_hand(attend: Callable[..., Tensor], query: Any, key: Any, value: Any, attn_mask: Any) -> Any:
@@ -263,11 +263,11 @@ def score_mask(query: Any, key: Any, attn_mask: Any, is_causal: bool) -> Tensor:
         exists = exists & past
     if attn_mask is None:
         return exists
-    asked = query.mask()
-    asked = asked.view(asked.shape[0], *[1] * (query.dim() - 3), asked.shape[1], 1)
+    is_query = query.mask()
+    is_query = is_query.view(is_query.shape[0], *[1] * (query.dim() - 3), is_query.shape[1], 1)
     if attn_mask.dtype == torch.bool:
-        return (exists & attn_mask) | ~asked
-    return torch.where(asked, torch.where(exists, attn_mask, -math.inf), 0.0)
+        return (exists & attn_mask) | ~is_query
+    return torch.where(is_query, torch.where(exists, attn_mask, -math.inf), 0.0)
 
 
 def _heads_first(x: JaggedTensor) -> Tensor:

@@ -116,8 +116,8 @@ class RaggedCollator:
                     f"{len(values)}; pad or cut both alike, or neither"
                 )
         if (mask := row.pop("attention_mask", None)) is not None:
-            kept = _kept(where, mask)
-            row = {name: values[kept] for name, values in row.items()}
+            token_slice = _slice_of_mask(where, mask)
+            row = {name: values[token_slice] for name, values in row.items()}
         if (positions := row.pop("position_ids", None)) is not None:
             _check_positions(where, positions)
         if target is not None:
@@ -160,11 +160,11 @@ def _as_row(where: str, name: str, values: Any) -> Tensor:
     return row.to(torch.int64)
 
 
-def _kept(where: str, mask: Tensor) -> slice:
+def _slice_of_mask(where: str, mask: Tensor) -> slice:
     """Returns the slice of tokens that a mask keeps; raises unless they are contiguous."""
-    places = mask.nonzero().flatten().tolist()
-    first, end = (places[0], places[-1] + 1) if places else (0, 0)
-    if len(places) < end - first or not ((mask == 0) | (mask == 1)).all():
+    positions = mask.nonzero().flatten().tolist()
+    first, end = (positions[0], positions[-1] + 1) if positions else (0, 0)
+    if len(positions) < end - first or not ((mask == 0) | (mask == 1)).all():
         raise ValueError(
             f"{where}: expected an attention_mask of ones with zeros to the left or to the right, got {mask.tolist()}; "
             f"remove tokens that no other token may see"

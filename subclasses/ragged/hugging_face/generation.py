@@ -87,8 +87,8 @@ def _generate(original: Callable[..., Any], model: Any, prompts: Any, kwargs: di
     }
     stops, padding = _special_tokens(model, kwargs)
     table, mask = pad(rows, padding_value=padding or 0), pad([torch.ones_like(row) for row in rows])
-    found = original(model, table, **(kwargs | tables), attention_mask=mask)
-    sequences: Tensor = found if isinstance(found, Tensor) else found.sequences
+    generated = original(model, table, **(kwargs | tables), attention_mask=mask)
+    sequences: Tensor = generated if isinstance(generated, Tensor) else generated.sequences
     if model.config.is_encoder_decoder:
         starts, width = None, 1  # results begin with the start of a target
     else:
@@ -100,10 +100,10 @@ def _generate(original: Callable[..., Any], model: Any, prompts: Any, kwargs: di
         for number, (row, end) in enumerate(zip(sequences, ends, strict=True))
     ]
     ragged = type(prompts).from_tensors(results)
-    if isinstance(found, Tensor):
+    if isinstance(generated, Tensor):
         return ragged
-    found.sequences = ragged
-    return found
+    generated.sequences = ragged
+    return generated
 
 
 def _check(model: Any, rows: list[Tensor], kwargs: Mapping[str, Any]) -> None:

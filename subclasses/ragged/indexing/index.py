@@ -9,7 +9,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, name_of, shown
-from subclasses.ragged.data_sizes import true_places
+from subclasses.ragged.data_sizes import true_positions
 
 ALL = slice(None)
 
@@ -50,19 +50,19 @@ def as_tuple(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-def outer_places(index: tuple[Any, ...]) -> list[int]:
+def outer_positions(index: tuple[Any, ...]) -> list[int]:
     """Returns the position of each dimension's entry in an expanded index."""
     return [p for p, i in enumerate(index) if i is not None]
 
 
-def replaced(index: tuple[Any, ...], place: int, i: Any) -> tuple[Any, ...]:
+def replaced(index: tuple[Any, ...], position: int, i: Any) -> tuple[Any, ...]:
     """Returns an index with another entry at one position."""
-    return (*index[:place], i, *index[place + 1 :])
+    return (*index[:position], i, *index[position + 1 :])
 
 
-def without_place(index: tuple[Any, ...], place: int) -> tuple[Any, ...]:
+def without_position(index: tuple[Any, ...], position: int) -> tuple[Any, ...]:
     """Returns an index for a tensor without one dimension."""
-    return (*index[:place], *index[place + 1 :])
+    return (*index[:position], *index[position + 1 :])
 
 
 def is_all(i: Any) -> bool:
@@ -154,24 +154,24 @@ def row_index(x: Any, which: Any) -> Tensor:
 def row_numbers(x: Any, which: Any) -> Tensor:
     """Returns the numbers of the rows that an index tensor ``[n]``, a list or a mask ``[B]`` selects."""
     which = row_index(x, which)
-    return true_places(which) if which.dtype == torch.bool else which
+    return true_positions(which) if which.dtype == torch.bool else which
 
 
-def common_places(x: Any, places: Any) -> Tensor:
+def common_positions(x: Any, positions: Any) -> Tensor:
     """Returns an index of positions ``[n]`` that applies to every row."""
-    places = torch.as_tensor(places, device=x.counts.device)
-    if places.dim() != 1 or places.dtype == torch.bool or places.is_floating_point():
+    positions = torch.as_tensor(positions, device=x.counts.device)
+    if positions.dim() != 1 or positions.dtype == torch.bool or positions.is_floating_point():
         raise DispatchError(
             f"indexing {shown(x)}: expected places of every row as an int, a slice, a list or a tensor [n] of ints, "
-            f"got {places.dtype} of shape {tuple(places.shape)}",
+            f"got {positions.dtype} of shape {tuple(positions.shape)}",
             code="argument-refused",
         )
-    return places
+    return positions
 
 
-def existing_places(x: Any, rows: Tensor, places: Tensor) -> Tensor:
+def existing_positions(x: Any, rows: Tensor, positions: Tensor) -> Tensor:
     """Returns positions counted from the front; asserts that the rows have them, asynchronously on a GPU."""
     lengths = x.counts[rows]
-    reached = ((places < lengths) & (places >= -lengths)).all()
+    reached = ((positions < lengths) & (positions >= -lengths)).all()
     torch.ops.aten._assert_async.msg(reached, f"indexing {shown(x)}: a row is too short")
-    return torch.where(places < 0, lengths + places, places)
+    return torch.where(positions < 0, lengths + positions, positions)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import first_ragged, is_ragged, outer_dims, rows_stay, shown, unruled
-from subclasses.ragged.data_sizes import true_places
+from subclasses.ragged.data_sizes import true_positions
 from subclasses.ragged.indexing.index import (
     ALL,
     as_tuple,
@@ -22,10 +22,10 @@ from subclasses.ragged.indexing.index import (
     is_all,
     is_index,
     is_int,
-    outer_places,
+    outer_positions,
     replaced,
     shown_index,
-    without_place,
+    without_position,
 )
 from subclasses.ragged.registry import Rules
 from subclasses.ragged.rules.reducing import without_out
@@ -46,8 +46,8 @@ def _getitem(func: Any, x: Any, index: Any) -> Any:
     if isinstance(index, x.ragged_class):
         return x.pick(func, index)
     index = expanded(x, index)
-    places = outer_places(index)
-    at_rows, at_entries = places[x.batch_dim], places[x.ragged_dim]
+    positions = outer_positions(index)
+    at_rows, at_entries = positions[x.batch_dim], positions[x.ragged_dim]
     if x.merged:
         _check_whole(x, index[at_rows])
         return _take_features(x, index)
@@ -59,11 +59,11 @@ def _getitem(func: Any, x: Any, index: Any) -> Any:
     if is_index(rows) and is_index(entries):
         return x.take_pairs(rows, entries, index)
     if is_int(rows):
-        return x.select_row(rows)[without_place(index, at_rows)]
+        return x.select_row(rows)[without_position(index, at_rows)]
     x = x if is_all(rows) else x.take_rows(rows)
     index = replaced(index, at_rows, ALL)
     if is_int(entries):
-        return x.select_position(entries)[without_place(index, at_entries)]
+        return x.select_position(entries)[without_position(index, at_entries)]
     index = replaced(index, at_entries, ALL)
     if isinstance(entries, slice):
         return _take_features(x if is_all(entries) else x.slice_rows(entries), index)
@@ -115,7 +115,7 @@ def _pick_features(x: Any, dim: int, which: Any) -> Any:
             f"{tuple(which.shape)}",
             code="argument-refused",
         )
-    which = true_places(which) if which.dtype == torch.bool else which
+    which = true_positions(which) if which.dtype == torch.bool else which
     return x.index_select(dim, torch.where(which < 0, which + x.shape[dim], which))
 
 
@@ -148,8 +148,8 @@ def _narrow(func: Any, x: Any, dim: int, start: int, length: int) -> Any:
 def _index_select(func: Any, input: Any, dim: int, index: Tensor) -> Any:
     (dim,) = outer_dims(func, input, dim)
     if rows_stay(input, [dim]) or (input.merged and input.rows_first):
-        place = input.stored_dim(input.feature_dim(func.__name__, dim))
-        return input.with_stored(func(input.unwrap_stored(), place, index))
+        stored_dim = input.stored_dim(input.feature_dim(func.__name__, dim))
+        return input.with_stored(func(input.unwrap_stored(), stored_dim, index))
     return take_along(input, dim, index)
 
 
@@ -209,10 +209,10 @@ def _gather(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
         )
     if rows_stay(input, [dim]):
         index = input.relaid(func, index)
-        places = index.clean()
+        indices = index.clean()
     else:
-        places = input.gather_index(func, index)
-    return index.with_kept(torch.gather(input.clean(), input.stored_dim(dim), places, **kwargs))
+        indices = input.gather_index(func, index)
+    return index.with_kept(torch.gather(input.clean(), input.stored_dim(dim), indices, **kwargs))
 
 
 @RULES.of(torch.scatter, torch.scatter_add, torch.scatter_reduce)
@@ -228,10 +228,10 @@ def _scatter(func: Any, input: Any, dim: int, index: Any, *args: Any, **kwargs: 
             code="rows-apart",
             hint="torch.zeros_like(x) and the like have the rows of x",
         )
-    place = input.stored_dim(input.feature_dim(func.__name__, dim))
+    stored_dim = input.stored_dim(input.feature_dim(func.__name__, dim))
     args = tuple(_clean_beside(func, input, a) for a in (index, *args))
     kwargs = {k: _clean_beside(func, input, a) for k, a in kwargs.items()}
-    return input.with_kept(func(input.clean(), place, *args, **kwargs))
+    return input.with_kept(func(input.clean(), stored_dim, *args, **kwargs))
 
 
 def _clean_beside(func: Any, x: Any, a: Any) -> Any:
@@ -250,8 +250,8 @@ def _topk(func: Any, input: Any, k: int, dim: int = -1, largest: bool = True, so
     """Along the rows the result is ragged: a row shorter than ``k`` returns all of its entries."""
     (dim,) = outer_dims(func, input, dim)
     if rows_stay(input, [dim]):
-        found = func(input.unwrap_stored(), k, input.stored_dim(dim), largest, sorted)
-        return type(found)(tuple(input.with_stored(part) for part in found))
+        result = func(input.unwrap_stored(), k, input.stored_dim(dim), largest, sorted)
+        return type(result)(tuple(input.with_stored(part) for part in result))
     if dim != input.ragged_dim or input.merged:
         raise DispatchError(
             f"{func.__name__}: takes entries of a row, got dimension {dim} of {shown(input)}",

@@ -103,12 +103,12 @@ def _stack_features(op: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
     return x.with_stored(stored, *dims_after_new(x, dim))
 
 
-def _joined(op: Any, x: Any, t: Any, place: int | None) -> Tensor:
-    """Returns the stored tensor of an operand, which may differ along ``place``; a dense one is a zero derivative."""
+def _joined(op: Any, x: Any, t: Any, dim: int | None) -> Tensor:
+    """Returns the stored tensor of an operand, which may differ along ``dim``; a dense one is a zero derivative."""
     if isinstance(t, x.ragged_class):
         return x.beside(op, t) if x.rows_first else _check_joined(op, x, t)
     stored = _check_joined(op, x, t)
-    return stored.expand([stored.shape[p] if p == place else n for p, n in enumerate(x.stored.shape)])
+    return stored.expand([stored.shape[p] if p == dim else n for p, n in enumerate(x.stored.shape)])
 
 
 def _check_joined(func: Any, x: Any, t: Any) -> Tensor:

@@ -46,8 +46,8 @@ def _strided(func: Any, x: Any, stored: Tensor, size: Any, stride: Any, offset: 
             hint="torch.compile remakes views of its arguments so: return a copy by clone(), or use backend='desugar'",
         )
     lacking = x.dim() - stored.dim()
-    kept = [x.stored_dim(d) for d in set(x.row_dims) if d >= lacking]
-    skipped = 0 if offset is None else _skipped(stored, kept, offset, x.storage_offset())
+    row_dims = [x.stored_dim(d) for d in set(x.row_dims) if d >= lacking]
+    skipped = 0 if offset is None else _skipped(stored, row_dims, offset, x.storage_offset())
     if skipped is None:
         raise DispatchError(
             f"{name_of(func)}: {shown(x)} that begins at {x.storage_offset()} of its storage is viewed with the "
@@ -73,32 +73,33 @@ def find_rows(x: Any, size: list[int], stride: list[int]) -> tuple[int, int] | N
     """Returns the batch and the ragged dimension of a view of ``x``; None if they are ambiguous."""
     batch, ragged = x.row_dims
     outer = x.stride()
-    rows, places = (_matches(size, stride, x.shape[d], outer[d]) for d in (batch, ragged))
-    if len(rows) == len(places) == 1:
-        return rows[0], places[0]
-    if not rows and not places and outer[batch] == x.shape[ragged] * outer[ragged]:  # perhaps merged
+    batch_dims, ragged_dims = (_matches(size, stride, x.shape[d], outer[d]) for d in (batch, ragged))
+    if len(batch_dims) == len(ragged_dims) == 1:
+        return batch_dims[0], ragged_dims[0]
+    # perhaps merged
+    if not batch_dims and not ragged_dims and outer[batch] == x.shape[ragged] * outer[ragged]:
         together = _matches(size, stride, x.shape[batch] * x.shape[ragged], outer[ragged])
         if len(together) == 1:
             return together[0], together[0]
     return None
 
 
-def _skipped(stored: Tensor, kept: Sequence[int], offset: int, begin: int) -> int | None:
+def _skipped(stored: Tensor, row_dims: Sequence[int], offset: int, begin: int) -> int | None:
     """Returns how many elements of features a view skips at its beginning; None if that is ambiguous.
 
     Newer releases of PyTorch add the storage offset of the argument once more, since a new wrapper has its own storage.
     """
-    found = {n for n in (offset - begin, offset - 2 * begin) if _is_feature(stored, kept, n)}
-    return found.pop() if len(found) == 1 else None
+    candidates = {n for n in (offset - begin, offset - 2 * begin) if _is_feature(stored, row_dims, n)}
+    return candidates.pop() if len(candidates) == 1 else None
 
 
-def _is_feature(stored: Tensor, kept: Sequence[int], skipped: int) -> bool:
+def _is_feature(stored: Tensor, row_dims: Sequence[int], skipped: int) -> bool:
     """Returns whether the element ``skipped`` after the first one has the same row and position."""
     dims = sorted(range(stored.dim()), key=stored.stride, reverse=True)
     for d in dims:
         if stored.stride(d) > 0 and stored.size(d) > 1:
             index, skipped = divmod(skipped, stored.stride(d))
-            if not 0 <= index < (1 if d in kept else stored.size(d)):
+            if not 0 <= index < (1 if d in row_dims else stored.size(d)):
                 return False
     return skipped == 0
 

@@ -48,10 +48,10 @@ def _unsqueeze(op: Any, x: Any, dim: int) -> Any:
 @RULES.of(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(op: Any, x: Any, dims: int | Sequence[int] | None = None) -> Any:
     """Keeps the dimensions of rows for any extent; raises for them in a layout whose batch comes first."""
-    found = outer_dims(op, x, dims)
+    outer = outer_dims(op, x, dims)
     if x.rows_first and dims is not None:
-        found = [x.feature_dim(op, d) for d in found]
-    gone = [d for d in found if x.size(d) == 1 and d not in x.row_dims]
+        outer = [x.feature_dim(op, d) for d in outer]
+    gone = [d for d in outer if x.size(d) == 1 and d not in x.row_dims]
     return without(x, x.stored.squeeze([x.stored_dim(d) for d in gone]), gone)
 
 
@@ -86,14 +86,14 @@ def _slice(op: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, st
     of_rows = x.slice_below(op, dim, start, end, step)
     if of_rows is not None:
         return of_rows
-    place = x.stored_dim(x.feature_dim(op, dim))
-    return x.with_stored(op(x.stored, place, start, end, step))
+    stored_dim = x.stored_dim(x.feature_dim(op, dim))
+    return x.with_stored(op(x.stored, stored_dim, start, end, step))
 
 
 @RULES.of(aten.split.Tensor, aten.split_with_sizes.default)
 def _split(op: Any, x: Any, size: Any, dim: int = 0) -> Any:
-    place = x.stored_dim(x.feature_dim(op, dim))
-    return [x.with_stored(part) for part in op(x.stored, size, place)]
+    stored_dim = x.stored_dim(x.feature_dim(op, dim))
+    return [x.with_stored(part) for part in op(x.stored, size, stored_dim)]
 
 
 @RULES.of(aten.unbind.int)
@@ -110,18 +110,18 @@ def _slice_backward(op: Any, grad: Any, size: Sequence[int], dim: int, *cut: Any
     """For a slice of rows returns a plain cotangent, 0 where there is no entry, since other rows may be longer."""
     if not grad.rows_first and dim % grad.dim() in grad.row_dims:
         return op(grad.kept(grad.stored), size, dim, *cut)
-    place = grad.stored_dim(grad.feature_dim(op, dim))
+    stored_dim = grad.stored_dim(grad.feature_dim(op, dim))
     wanted = list(grad.stored.shape)
-    wanted[place] = size[dim]
-    return grad.with_stored(op(grad.stored, wanted, place, *cut))
+    wanted[stored_dim] = size[dim]
+    return grad.with_stored(op(grad.stored, wanted, stored_dim, *cut))
 
 
 @RULES.of(aten.select_backward.default)
 def _select_backward(op: Any, grad: Any, size: Sequence[int], dim: int, index: int) -> Any:
     dim = dim % len(size)
-    place, wanted = dim - (grad.dim() - grad.stored.dim()), list(grad.stored.shape)
-    wanted.insert(place, size[dim])
-    return grad.with_stored(op(grad.stored, wanted, place, index), *dims_after_new(grad, dim))
+    stored_dim, wanted = dim - (grad.dim() - grad.stored.dim()), list(grad.stored.shape)
+    wanted.insert(stored_dim, size[dim])
+    return grad.with_stored(op(grad.stored, wanted, stored_dim, index), *dims_after_new(grad, dim))
 
 
 # ---- added dimensions ------------------------------------------------------------------------------------------

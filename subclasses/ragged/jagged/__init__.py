@@ -33,7 +33,7 @@ from subclasses.ragged.checks import (
     check_rows,
     is_traced,
 )
-from subclasses.ragged.data_sizes import longest_of, size_of, true_places
+from subclasses.ragged.data_sizes import longest_of, size_of, true_positions
 from subclasses.ragged.jagged import validation
 from subclasses.ragged.jagged.holes import without_gradient_at_holes
 from subclasses.ragged.jagged.interface import JaggedInterface
@@ -221,7 +221,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
             ValueError: ``mask`` is not a bool tensor of that shape.
         """
         check_mask(padded, mask)
-        values = padded.flatten(0, 1).index_select(0, true_places(mask.flatten()))
+        values = padded.flatten(0, 1).index_select(0, true_positions(mask.flatten()))
         return cls.from_lengths(values, sizes := mask.sum(1), max_length=longest_of(sizes, mask.shape[1]))
 
     @classmethod
@@ -266,8 +266,8 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     @property
     def segments(self) -> Segments:
         """The `Segments` of the rows, which copy entries between rows and a padded table."""
-        place = max(self.ragged_dim - 1, 0)
-        total = self._raw_values.size(place)
+        values_dim = max(self.ragged_dim - 1, 0)
+        total = self._raw_values.size(values_dim)
         return Segments(self.offsets, self.lengths, total, self.max_length, self.count)
 
     def row_lengths(self) -> Tensor:
@@ -318,16 +318,16 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     def with_values(self, values: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
         """Returns other values for the same rows; ``ragged_dim`` is their ragged dimension, if it differs."""
         layout, width = self._layout, self.max_length
-        place: int = layout.statics[0] if ragged_dim is None else ragged_dim
+        dim: int = layout.statics[0] if ragged_dim is None else ragged_dim
         offsets, lengths, count = self.offsets, self.lengths, self.count
         if lengths is not None or count is not None:
-            values = without_gradient_at_holes(values, offsets, lengths, count, place)
+            values = without_gradient_at_holes(values, offsets, lengths, count, dim)
         # No check: the rows are unchanged.
         if not is_bare(values) or layout.nested:
             rows = offsets, lengths, count
-            return TensorSubclass.__new__(type(self), values, *rows, ragged_dim=place, max_length=width)
-        if place != layout.statics[0]:
-            layout = _layout_of(layout.cls, layout.present, place)
+            return TensorSubclass.__new__(type(self), values, *rows, ragged_dim=dim, max_length=width)
+        if dim != layout.statics[0]:
+            layout = _layout_of(layout.cls, layout.present, dim)
         if values.requires_grad:
             return construct(layout, (width,), values, offsets, lengths, count)
         return layout.cls._wrap(layout, values, offsets, lengths, count, width)  # type: ignore[attr-defined]

@@ -21,25 +21,25 @@ def without_gradient_at_holes(
     """Returns the same values, whose gradient is 0 where no row has an entry."""
     if (lengths is None and count is None) or not (torch.is_grad_enabled() and values.requires_grad):
         return values
-    place = max(ragged_dim - 1, 0)
+    values_dim = max(ragged_dim - 1, 0)
     # A mask needs no width. It is computed here, above autograd, where a trace has the offsets.
-    exists = Segments(offsets, lengths, values.size(place), 0, count).exists
-    return apply_function(ExistingEntries, values, exists, place)
+    exists = Segments(offsets, lengths, values.size(values_dim), 0, count).exists
+    return apply_function(ExistingEntries, values, exists, values_dim)
 
 
 class ExistingEntries(torch.autograd.Function):
     """An alias of the values; the backward keeps the gradient of existing entries."""
 
     @staticmethod
-    def forward(values: Tensor, exists: Tensor, place: int) -> Tensor:
+    def forward(values: Tensor, exists: Tensor, values_dim: int) -> Tensor:
         """Returns an alias that shares the version counter, as ``Construct`` does."""
         return values.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Saves the mask of existing entries."""
-        values, exists, place = inputs
-        ctx.save_for_backward(exists.view(-1, *(1 for _ in range(values.dim() - place - 1))))
+        values, exists, values_dim = inputs
+        ctx.save_for_backward(exists.view(-1, *(1 for _ in range(values.dim() - values_dim - 1))))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:

@@ -90,8 +90,8 @@ class JaggedInterface(RaggedTensor):
         """Returns other values for the same rows, with 0 in holes."""
         ragged_dim = rows[0] if rows else self.ragged_dim
         if self.has_gaps:
-            place = max(ragged_dim - 1, 0)
-            stored = self.segments.keep(stored.movedim(place, 0)).movedim(0, place)
+            values_dim = max(ragged_dim - 1, 0)
+            stored = self.segments.keep(stored.movedim(values_dim, 0)).movedim(0, values_dim)
         return self.with_values(stored, ragged_dim)
 
     def stored_dim(self: Any, dim: int) -> int:
@@ -136,7 +136,7 @@ class JaggedInterface(RaggedTensor):
         """Sums the existing entries of a tensor with the shape of the values, along batch or ragged dimension."""
         rest = [d for d in range(self.dim()) if d not in self.row_dims]
         entries, rows = self.leading(stored), self.segments
-        features = [1 + place for place, d in enumerate(rest) if d in dims]
+        features = [1 + n for n, d in enumerate(rest) if d in dims]
         if features:
             entries = entries.sum(features, keepdim, dtype=dtype)
         elif dtype is not None:
@@ -146,9 +146,9 @@ class JaggedInterface(RaggedTensor):
         elif self.ragged_dim in dims:
             result = rows.sum_rows(entries)
         else:
-            place = sum(d < self.ragged_dim and (keepdim or d not in dims) for d in rest)
+            dim = sum(d < self.ragged_dim and (keepdim or d not in dims) for d in rest)
             result = rows.sum_positions(entries)
-            result = result.movedim(0, place) if place else result
+            result = result.movedim(0, dim) if dim else result
         for d in sorted(set(self.row_dims).intersection(dims if keepdim else ())):
             result = result.unsqueeze(d)
         return result

@@ -38,13 +38,13 @@ def join_rows(x: JaggedTensor, func: Any, parts: Sequence[JaggedTensor]) -> Jagg
     """Joins the rows of all ``parts``, one after the other."""
     for t in parts:
         check_all_exist(t, func.__name__)
-    place = x.ragged_dim - 1
-    ends = list(accumulate((t._raw_values.shape[place] for t in parts), initial=0))
+    values_dim = x.ragged_dim - 1
+    ends = list(accumulate((t._raw_values.shape[values_dim] for t in parts), initial=0))
     offsets = [t.offsets[:-1] + end for t, end in zip(parts, ends, strict=False)]
     offsets = torch.cat([*offsets, parts[-1].offsets[-1:] + ends[-2]])
     holes = any(t.lengths is not None for t in parts)
     return type(x)(
-        torch.cat([t.unwrap("values") for t in parts], place),
+        torch.cat([t.unwrap("values") for t in parts], values_dim),
         offsets,
         lengths=torch.cat([t.counts for t in parts]) if holes else None,
         ragged_dim=x.ragged_dim,
@@ -70,9 +70,9 @@ def join_entries(x: JaggedTensor, parts: Sequence[JaggedTensor]) -> JaggedTensor
         where = where if r.exists is None else torch.where(r.exists, where, total)
         table, first = table.index_copy(0, where, entries), first + reach
     holes = any(t.lengths is not None for t in parts)
-    place = x.ragged_dim - 1
+    values_dim = x.ragged_dim - 1
     return type(x)(
-        table[:-1].movedim(0, place),
+        table[:-1].movedim(0, values_dim),
         offsets,
         lengths=lengths if holes else None,
         count=x.count,

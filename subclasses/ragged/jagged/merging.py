@@ -29,15 +29,17 @@ aten = torch.ops.aten
 
 @RULES.of(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def _view_below(op: Any, x: JaggedTensor, size: Sequence[int], stride: Any = None) -> Any:
-    place, values, before = _ragged_place(x, size), x._raw_values, x.ragged_dim
-    if place is None:
+    ragged_dim, values, before = _ragged_dim_of_view(x, size), x._raw_values, x.ragged_dim
+    if ragged_dim is None:
         raise _cannot_view(op, x, size)
-    wanted = [*size[min(before, 1) : place], values.size(max(before - 1, 0)), *size[place + 1 :]]
+    wanted = [*size[min(before, 1) : ragged_dim], values.size(max(before - 1, 0)), *size[ragged_dim + 1 :]]
     # `view` returns a view. For the other ops PyTorch has checked that a view is possible, or expects none.
-    return x.with_values(values.view(wanted) if op is aten.view.default else values.reshape(wanted), place)
+    return x.with_values(
+        values.view(wanted) if op is aten.view.default else values.reshape(wanted), ragged_dim
+    )
 
 
-def _ragged_place(x: JaggedTensor, size: Sequence[int]) -> int | None:
+def _ragged_dim_of_view(x: JaggedTensor, size: Sequence[int]) -> int | None:
     """Returns the ragged dimension of a view of ``x`` with another size; None if there is none."""
     ragged_dim = x.ragged_dim
     if not size or size[0] != unruled(Tensor.size, x, 0):
@@ -45,10 +47,10 @@ def _ragged_place(x: JaggedTensor, size: Sequence[int]) -> int | None:
     if ragged_dim == 0:
         return 0
     before = math.prod(x.shape[1:ragged_dim]) if ragged_dim > 1 else 1
-    for place in range(1, len(size)):
+    for dim in range(1, len(size)):
         # The extents before it are compared first: comparing other extents with T would add a guard on T.
-        if math.prod(size[1:place]) == before and size[place] == x.max_length:
-            return place
+        if math.prod(size[1:dim]) == before and size[dim] == x.max_length:
+            return dim
     return None
 
 
@@ -159,8 +161,8 @@ def _split_entries(x: JaggedTensor, size: list[Any], parts: Any) -> JaggedTensor
 
 def _entry_size(x: JaggedTensor) -> Any:
     """Returns the number of elements in one entry."""
-    size, place = x._raw_values.shape, max(x.ragged_dim - 1, 0)
-    return math.prod(size[:place]) * math.prod(size[place + 1 :])
+    size, values_dim = x._raw_values.shape, max(x.ragged_dim - 1, 0)
+    return math.prod(size[:values_dim]) * math.prod(size[values_dim + 1 :])
 
 
 def _keeps_rows(x: JaggedTensor, size: list[Any]) -> bool:

@@ -118,7 +118,7 @@ def alongside(x: JaggedTensor, func: Any, y: JaggedTensor) -> JaggedTensor:
     check_rows_match(func, x, y)
     if x.lengths is None and y.lengths is None:  # spare rows lie alike, too
         return x.with_values(y.unwrap("values"), y.ragged_dim)
-    entries = y.entries().index_select(0, _places_in(y, x))
+    entries = y.entries().index_select(0, _positions_in(y, x))
     return x.with_entries(x.segments.keep(entries), y.ragged_dim)
 
 
@@ -126,10 +126,10 @@ def _relaid_values(x: JaggedTensor, y: JaggedTensor, values: Tensor) -> Tensor:
     """Moves values from the stored positions of the entries of ``y`` to the stored positions of ``x``."""
     if x.lengths is None and y.lengths is None:
         return values
-    return x.kept(values.index_select(max(x.ragged_dim - 1, 0), _places_in(y, x)))
+    return x.kept(values.index_select(max(x.ragged_dim - 1, 0), _positions_in(y, x)))
 
 
-def _places_in(y: JaggedTensor, x: JaggedTensor) -> Tensor:
+def _positions_in(y: JaggedTensor, x: JaggedTensor) -> Tensor:
     """Returns ``[total]``: the index in ``y`` of each entry of ``x``; any index for a hole."""
     ours, theirs = x.segments, y.segments
     first = theirs.offsets.index_select(0, ours.rows.clamp(min=0, max=torch.sym_max(ours.count - 1, 0)))

@@ -17,12 +17,12 @@ from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
 from subclasses.ragged.checks import check_all_exist, check_has_rows, is_traced
-from subclasses.ragged.data_sizes import longest_of, size_of, true_places
+from subclasses.ragged.data_sizes import longest_of, size_of, true_positions
 from subclasses.ragged.indexing.index import (
     check_numbers,
-    common_places,
+    common_positions,
     doing,
-    existing_places,
+    existing_positions,
     is_all,
     is_index,
     row_index,
@@ -99,7 +99,7 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
         which = torch.arange(starts.shape[0], device=starts.device)[which]
     which = row_index(x, which)
     if which.dtype == torch.bool:
-        return _take_and_end(x, true_places(torch.cat([which, which.new_ones(1)])))
+        return _take_and_end(x, true_positions(torch.cat([which, which.new_ones(1)])))
     return _copied(x, *(torch.cat([t[which], t.new_zeros(1)]) for t in (starts, lengths)))
 
 
@@ -196,17 +196,21 @@ def select_position(x: JaggedTensor, position: Any) -> Tensor:
     return x.per_row(entries, 0)
 
 
-def take_places(x: JaggedTensor, places: Any) -> Tensor:
+def take_places(x: JaggedTensor, positions: Any) -> Tensor:
     """Returns the entries at some positions of every row, dense; the ragged dimension has one for each."""
     check_all_exist(x, "indexing positions")
-    places = common_places(x, places)
-    rows = torch.arange(x.offsets.shape[0] - 1, device=places.device)
-    index = _entries_of(x, rows.unsqueeze(1), places)
-    values, place = x.unwrap("values"), x.ragged_dim - 1
-    return values.index_select(place, index.flatten()).unflatten(place, index.shape).movedim(place, 0)
+    positions = common_positions(x, positions)
+    rows = torch.arange(x.offsets.shape[0] - 1, device=positions.device)
+    index = _entries_of(x, rows.unsqueeze(1), positions)
+    values, values_dim = x.unwrap("values"), x.ragged_dim - 1
+    return (
+        values.index_select(values_dim, index.flatten())
+        .unflatten(values_dim, index.shape)
+        .movedim(values_dim, 0)
+    )
 
 
-def take_pairs(x: JaggedTensor, rows: Any, places: Any, index: tuple[Any, ...]) -> Tensor:
+def take_pairs(x: JaggedTensor, rows: Any, positions: Any, index: tuple[Any, ...]) -> Tensor:
     """Returns single entries by row numbers and positions, dense."""
     check_all_exist(x, "indexing rows and positions")
     rest = index[1:]
@@ -216,15 +220,15 @@ def take_pairs(x: JaggedTensor, rows: Any, places: Any, index: tuple[Any, ...]) 
             "dimensions",
             code="argument-refused",
         )
-    pair = [torch.as_tensor(i, device=x.offsets.device) for i in (rows, places)]
+    pair = [torch.as_tensor(i, device=x.offsets.device) for i in (rows, positions)]
     check_numbers(x, *pair)
-    place = x.ragged_dim - 1
-    return x.unwrap("values")[(*rest[:place], _entries_of(x, *pair), *rest[place + 1 :])]
+    values_dim = x.ragged_dim - 1
+    return x.unwrap("values")[(*rest[:values_dim], _entries_of(x, *pair), *rest[values_dim + 1 :])]
 
 
-def _entries_of(x: JaggedTensor, rows: Tensor, places: Tensor) -> Tensor:
+def _entries_of(x: JaggedTensor, rows: Tensor, positions: Tensor) -> Tensor:
     """Returns the indices of entries at positions of rows, which must exist; negative ones count from the end."""
-    return x.offsets[:-1][rows] + existing_places(x, rows, places)
+    return x.offsets[:-1][rows] + existing_positions(x, rows, positions)
 
 
 def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
@@ -234,11 +238,11 @@ def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
     rows = index.segments
     shape = [-1, *[1] * (index._raw_values.dim() - 1)]
     first, reach = (index.trailing(rows.spread_rows(t).view(shape)) for t in (x.offsets[:-1], x.counts))
-    found = index.kept(index._raw_values)
-    reached = index.kept((found >= 0) & (found < reach), True)
+    positions = index.kept(index._raw_values)
+    reached = index.kept((positions >= 0) & (positions < reach), True)
     message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
     torch.ops.aten._assert_async.msg(reached.all(), message)
-    return index.kept(found + first)
+    return index.kept(positions + first)
 
 
 def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
@@ -261,7 +265,7 @@ def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
     picked = x.segments.keep(mask._raw_values, False)
     counts = x.segments.sum_rows(picked.flatten(1).sum(1) if picked.dim() > 1 else picked)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    values = x.unwrap("values").flatten(0, picked.dim() - 1).index_select(0, true_places(picked.flatten()))
+    values = x.unwrap("values").flatten(0, picked.dim() - 1).index_select(0, true_positions(picked.flatten()))
     longest = longest_of(counts, x.max_length * math.prod(picked.shape[1:]))
     return type(x)(values, offsets, count=x.count, ragged_dim=min(x.ragged_dim, 1), max_length=longest)
 
@@ -278,17 +282,17 @@ def _cure_of(x: JaggedTensor, mask: JaggedTensor) -> str:
 
 def pick_together(x: JaggedTensor, index: tuple[Any, ...]) -> JaggedTensor:
     """Returns elements by several index tensors for the features."""
-    kept = max(x.ragged_dim - 1, 0)
+    values_dim = max(x.ragged_dim - 1, 0)
     rest = index[min(x.ragged_dim, 1) :]
-    places = [p for p, i in enumerate(rest) if is_index(i)]
-    alone = all(is_index(i) or is_all(i) for i in index) and not is_index(rest[kept])
-    if not alone or places != list(range(places[0], places[-1] + 1)):
+    positions = [p for p, i in enumerate(rest) if is_index(i)]
+    alone = all(is_index(i) or is_all(i) for i in index) and not is_index(rest[values_dim])
+    if not alone or positions != list(range(positions[0], positions[-1] + 1)):
         raise DispatchError(
             f"indexing {shown(x)}: expected index tensors for features that follow each other, and whole dimensions "
             f"beside them, got {shown_index(index)}",
             code="argument-refused",
         )
-    found = torch.broadcast_tensors(*(torch.as_tensor(rest[p], device=x.device) for p in places))
-    values = x.unwrap("values")[(*rest[: places[0]], *found, *rest[places[-1] + 1 :])]
-    moved = found[0].dim() - len(places) if kept > places[0] else 0
+    indices = torch.broadcast_tensors(*(torch.as_tensor(rest[p], device=x.device) for p in positions))
+    values = x.unwrap("values")[(*rest[: positions[0]], *indices, *rest[positions[-1] + 1 :])]
+    moved = indices[0].dim() - len(positions) if values_dim > positions[0] else 0
     return x.with_values(values, x.ragged_dim + moved)

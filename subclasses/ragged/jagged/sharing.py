@@ -42,8 +42,8 @@ def _root(x: Any) -> Any:
 
 def _sharers(root: Any, but: Any = None) -> list[Any]:
     """Returns the live tensors that share the values of a root."""
-    found = (ref() for ref in _users.get(root) or ())
-    return [t for t in found if t is not None and t is not but]
+    users = (ref() for ref in _users.get(root) or ())
+    return [t for t in users if t is not None and t is not but]
 
 
 def check_writable(x: Any, func: Any, *operands: Any) -> None:

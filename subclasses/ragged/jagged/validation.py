@@ -53,14 +53,15 @@ def check_lengths(values: Tensor, lengths: Tensor) -> None:
         )
     if is_traced(lengths):
         return
-    found = lengths.tolist()
-    if any(n < 0 for n in found):
+    row_lengths = lengths.tolist()
+    if any(n < 0 for n in row_lengths):
         raise ValueError(
-            f"JaggedTensor.from_lengths: expected one length of at least 0 for each row, got {found}"
+            f"JaggedTensor.from_lengths: expected one length of at least 0 for each row, got {row_lengths}"
         )
-    if sum(found) != values.shape[0]:
+    if sum(row_lengths) != values.shape[0]:
         raise ValueError(
-            f"JaggedTensor.from_lengths: the lengths add up to {sum(found)}, and values have {values.shape[0]} entries"
+            f"JaggedTensor.from_lengths: the lengths add up to {sum(row_lengths)}, and values have {values.shape[0]} "
+            "entries"
         )
 
 
@@ -77,10 +78,11 @@ def check_padded(padded: Tensor, lengths: Tensor) -> None:
             fits, "JaggedTensor.from_padded: a length is negative, or beyond the extent"
         )
         return
-    found = lengths.tolist()
-    if any(not 0 <= n <= padded.shape[1] for n in found):
+    row_lengths = lengths.tolist()
+    if any(not 0 <= n <= padded.shape[1] for n in row_lengths):
         raise ValueError(
-            f"JaggedTensor.from_padded: expected lengths from 0 to {padded.shape[1]}, the padded extent, got {found}"
+            f"JaggedTensor.from_padded: expected lengths from 0 to {padded.shape[1]}, the padded extent, got "
+            f"{row_lengths}"
         )
 
 
@@ -129,12 +131,12 @@ def longest_row(values: Any, offsets: Any, lengths: Any, count: Any, ragged_dim:
                 f"{starts}. Give lengths if some entries belong to no row"
             )
         return max(spans, default=0)
-    found = lengths.tolist()
-    if any(not 0 <= n <= span for n, span in zip(found, spans, strict=True)):
+    row_lengths = lengths.tolist()
+    if any(not 0 <= n <= span for n, span in zip(row_lengths, spans, strict=True)):
         raise ValueError(
-            f"JaggedTensor.lengths: expected from 0 up to the differences of the offsets, {spans}, got {found}"
+            f"JaggedTensor.lengths: expected from 0 up to the differences of the offsets, {spans}, got {row_lengths}"
         )
-    return max(found, default=0)
+    return max(row_lengths, default=0)
 
 
 # ---- files -----------------------------------------------------------------------------------------------------

@@ -47,24 +47,26 @@ def _written(func: Any, x: JaggedTensor, index: Any, value: Any, accumulate: boo
     values = x.unwrap("values")
     numbers = torch.arange(values.numel(), device=x.device).view(values.shape)
     with torch.no_grad():
-        places = x.with_values(numbers)[index]
-    found, new = _ragged(func, x, places, value) if isinstance(places, x.ragged_class) else (places, value)
+        selected = x.with_values(numbers)[index]
+    elements, new = (
+        _ragged(func, x, selected, value) if isinstance(selected, x.ragged_class) else (selected, value)
+    )
     if isinstance(new, x.ragged_class):
         raise DispatchError(
             f"{func.__name__}: expected a dense value for this index of {shown(x)}, got {shown(new)}",
             code="write-misfit",
         )
-    new = torch.as_tensor(new, dtype=x.dtype, device=x.device).expand(found.shape)
+    new = torch.as_tensor(new, dtype=x.dtype, device=x.device).expand(elements.shape)
     # Values for holes are written past the last element, which is cut off.
     flat = torch.cat([values.flatten(), values.new_zeros(1)])
-    flat = flat.index_put((found.flatten(),), new.flatten(), accumulate)
+    flat = flat.index_put((elements.flatten(),), new.flatten(), accumulate)
     return x.with_values(flat[:-1].view(values.shape))
 
 
-def _ragged(func: Any, x: JaggedTensor, places: JaggedTensor, value: Any) -> tuple[Tensor, Tensor]:
+def _ragged(func: Any, x: JaggedTensor, selected: JaggedTensor, value: Any) -> tuple[Tensor, Tensor]:
     """Returns the numbers of the elements at a ragged index, and the new value of each."""
-    if isinstance(value, places.ragged_class):
-        new = places.relaid(func, value).unwrap("values")
+    if isinstance(value, selected.ragged_class):
+        new = selected.relaid(func, value).unwrap("values")
     else:
-        new = spread(func, places, torch.as_tensor(value, dtype=x.dtype, device=x.device))
-    return places.kept(places._raw_values, x._raw_values.numel()), new
+        new = spread(func, selected, torch.as_tensor(value, dtype=x.dtype, device=x.device))
+    return selected.kept(selected._raw_values, x._raw_values.numel()), new

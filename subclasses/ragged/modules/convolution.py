@@ -39,9 +39,9 @@ def _conv(  # noqa: PLR0913
 ) -> Any:
     _check_channels_first(func, input, weight.dim(), weight, bias)
     table = func(input.to_dense(), weight, bias, stride, padding, dilation, groups)
-    place = input.ragged_dim - 2
-    span = _span(weight.shape[input.ragged_dim], _one(dilation, place))
-    return _of_windows(input, table, _total_padding(padding, span, place) - span, _one(stride, place))
+    index = input.ragged_dim - 2
+    span = _span(weight.shape[input.ragged_dim], _one(dilation, index))
+    return _of_windows(input, table, _total_padding(padding, span, index) - span, _one(stride, index))
 
 
 @RULES.of(F.conv_transpose1d)
@@ -64,11 +64,11 @@ def _conv_transpose1d(  # noqa: PLR0913
     return input.of_lengths(table, torch.where(input.row_lengths() > 0, lengths, 0).clamp(min=0))
 
 
-def _total_padding(padding: Any, span: int, place: int) -> int:
+def _total_padding(padding: Any, span: int, index: int) -> int:
     """Returns how many zeros the padding adds to a row, before and after it."""
     if isinstance(padding, str):  # "same", which goes with stride 1, or "valid"
         return span - 1 if padding == "same" else 0
-    return 2 * _one(padding, place)
+    return 2 * _one(padding, index)
 
 
 def _of_windows(x: Any, table: Tensor, more: int, stride: int) -> Any:
@@ -83,9 +83,9 @@ def _span(kernel: int, dilation: Any) -> int:
     return _one(dilation) * (kernel - 1) + 1
 
 
-def _one(value: int | Sequence[int], place: int = 0) -> int:
+def _one(value: int | Sequence[int], index: int = 0) -> int:
     """Returns the number for one dimension of an int, of a sequence of one int, or of one for each dimension."""
-    return value if isinstance(value, int) else value[place if len(value) > 1 else 0]
+    return value if isinstance(value, int) else value[index if len(value) > 1 else 0]
 
 
 def _check_channels_first(func: Any, x: Any, dims: int, *parameters: Any) -> None:
@@ -125,8 +125,8 @@ def _max_pool1d(  # noqa: PLR0913
     options: tuple[Any, ...] = (*size, _one(dilation), False)
     if not return_indices:
         return _of_windows(input, torch.max_pool1d(table, *options), more, stride)
-    found = F.max_pool1d_with_indices(table, *options)
-    return tuple(_of_windows(input, t, more, stride) for t in found)
+    results = F.max_pool1d_with_indices(table, *options)
+    return tuple(_of_windows(input, t, more, stride) for t in results)
 
 
 @RULES.of(F.max_pool1d_with_indices, torch.max_pool1d_with_indices)
@@ -184,11 +184,11 @@ def _adaptive_avg_pool1d(func: Any, input: Any, output_size: Any) -> Tensor:
 def _adaptive_max_pool1d(func: Any, input: Any, output_size: Any, return_indices: bool = False) -> Any:
     inside = _parts_of_rows(func, input, _one(output_size))
     table, lowest = input.to_dense(), _lowest(input.dtype)
-    found = [torch.where(part.unsqueeze(1), table, lowest).max(-1) for part in inside.unbind(1)]
-    values, places = (torch.stack([getattr(f, name) for f in found], -1) for name in ("values", "indices"))
-    values, places = input.per_row(values, 0), input.per_row(places, 0)
-    with_places = return_indices or func is not F.adaptive_max_pool1d
-    return (values, places) if with_places else values
+    maxima = [torch.where(part.unsqueeze(1), table, lowest).max(-1) for part in inside.unbind(1)]
+    values, indices = (torch.stack([getattr(f, name) for f in maxima], -1) for name in ("values", "indices"))
+    values, indices = input.per_row(values, 0), input.per_row(indices, 0)
+    with_indices = return_indices or func is not F.adaptive_max_pool1d
+    return (values, indices) if with_indices else values
 
 
 def _parts_of_rows(func: Any, x: Any, count: int) -> Tensor:
@@ -202,5 +202,5 @@ def _parts_of_rows(func: Any, x: Any, count: int) -> Tensor:
     lengths = x.row_lengths().unsqueeze(1)
     number = torch.arange(count, device=lengths.device)
     first, last = number * lengths // count, -(-(number + 1) * lengths // count)
-    place = torch.arange(x.width, device=lengths.device)
-    return (place >= first.unsqueeze(2)) & (place < last.unsqueeze(2))
+    positions = torch.arange(x.width, device=lengths.device)
+    return (positions >= first.unsqueeze(2)) & (positions < last.unsqueeze(2))

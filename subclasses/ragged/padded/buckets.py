@@ -69,9 +69,9 @@ def exists_in(padded: Tensor, lengths: Tensor, ragged_dim: int, batch_dim: int) 
     """Returns a mask of existing entries of a table, with extent 1 for dimensions of the entries."""
     if ragged_dim == batch_dim:
         rows = lengths.shape[0]
-        places = torch.arange(padded.size(ragged_dim) // max(rows, 1), device=lengths.device)
+        positions = torch.arange(padded.size(ragged_dim) // max(rows, 1), device=lengths.device)
         size = [padded.size(d) if d == ragged_dim else 1 for d in range(padded.dim())]
-        return (places < lengths.unsqueeze(1)).view(size)
+        return (positions < lengths.unsqueeze(1)).view(size)
 
     def along(t: Tensor, dim: int) -> Tensor:
         return t.view([t.shape[0] if d == dim else 1 for d in range(padded.dim())])
@@ -128,9 +128,9 @@ def propose_buckets(lengths: Sequence[int], *, programs: int = 4, multiple: int 
             return math.inf, ()
         options = []
         for start in range(stop):
-            places, chosen = best(start, left - 1)
+            count, chosen = best(start, left - 1)
             options.append(
-                (places + (total[stop] - total[start]) * widths[stop - 1], (*chosen, widths[stop - 1]))
+                (count + (total[stop] - total[start]) * widths[stop - 1], (*chosen, widths[stop - 1]))
             )
         return min(options)
 

@@ -78,9 +78,9 @@ def check_entries(x: Any, entries: Any) -> None:
     """Raises unless there is one entry for each row."""
     wanted = [n for d, n in enumerate(x.shape) if d != x.ragged_dim]
     if x.merged or not isinstance(entries, Tensor) or list(entries.shape) != wanted:
-        found = tuple(entries.shape) if isinstance(entries, Tensor) else type(entries).__name__
+        description = tuple(entries.shape) if isinstance(entries, Tensor) else type(entries).__name__
         raise ValueError(
-            f"PaddedTensor.append: expected one entry for each row, of shape {tuple(wanted)}, got {found}"
+            f"PaddedTensor.append: expected one entry for each row, of shape {tuple(wanted)}, got {description}"
         )
 
 
@@ -95,12 +95,12 @@ def read_lengths(x: Any) -> list[int]:
             code="graph-refused",
             hint="slices, x[:, -1] and x[mask] give tensors of sizes that it does",
         )
-    found, width = x.lengths.tolist(), x._raw_padded.shape[x.ragged_dim]
-    if any(not 0 <= n <= width for n in found):
+    lengths, width = x.lengths.tolist(), x._raw_padded.shape[x.ragged_dim]
+    if any(not 0 <= n <= width for n in lengths):
         raise ValueError(
-            f"PaddedTensor.lengths: expected lengths from 0 to {width}, the extent of the table, got {found}"
+            f"PaddedTensor.lengths: expected lengths from 0 to {width}, the extent of the table, got {lengths}"
         )
-    return found if x.row_count is None else found[: int(x.row_count)]
+    return lengths if x.row_count is None else lengths[: int(x.row_count)]
 
 
 def count_rows(x: Any) -> int:
@@ -148,9 +148,9 @@ def check_merged(table: Tensor, lengths: Tensor, dim: Any) -> None:
         raise ValueError(
             f"PaddedTensor.batch_dim: expected a dimension of the table of shape {tuple(table.shape)}, got {dim!r}"
         )
-    rows, places = (lengths.shape[0] if lengths.dim() == 1 else -1), table.shape[dim]
-    if rows < 0 or (places % rows if rows else places):
+    rows, extent = (lengths.shape[0] if lengths.dim() == 1 else -1), table.shape[dim]
+    if rows < 0 or (extent % rows if rows else extent):
         raise ValueError(
-            f"PaddedTensor.lengths: expected shape [B], of rows that divide the {places} places along {dim}, "
+            f"PaddedTensor.lengths: expected shape [B], of rows that divide the {extent} places along {dim}, "
             f"got {tuple(lengths.shape)}"
         )

@@ -71,11 +71,11 @@ class PaddedInterface(RaggedTensor):
 
     def check_has_entries(self: Any, func: Any, dims: tuple[int, ...]) -> None:
         """Asserts that each row or position has an entry to reduce; asynchronous on a GPU."""
-        found = per_row(self, dims, False, self.exists.sum(dims) > 0)
-        if is_ragged(found):  # rows beyond the batch need none
-            found = found.to_dense(fill=True)
+        has_entries = per_row(self, dims, False, self.exists.sum(dims) > 0)
+        if is_ragged(has_entries):  # rows beyond the batch need none
+            has_entries = has_entries.to_dense(fill=True)
         message = f"{name_of(func)}: a row or position of {shown(self)} has no entries"
-        torch.ops.aten._assert_async.msg(found.all(), message)
+        torch.ops.aten._assert_async.msg(has_entries.all(), message)
 
     def check_numbered(self: Any, func: Any, dims: Sequence[int]) -> None:
         """Raises if a result would number entries of several merged rows, which have padding between them."""

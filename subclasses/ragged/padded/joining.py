@@ -42,8 +42,8 @@ def join_entries(x: PaddedTensor, parts: Sequence[PaddedTensor]) -> PaddedTensor
 
 def _append_entries(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
     """Appends the entries of each row of ``y`` to the same row of ``x``."""
-    places = torch.arange(x.width + y.width, device=x.lengths.device)
-    behind = places - x.counts.unsqueeze(1)
+    positions = torch.arange(x.width + y.width, device=x.lengths.device)
+    behind = positions - x.counts.unsqueeze(1)
     first = widen(x.to_dense(), x.ragged_dim, x.width + y.width)
     table = torch.where(beside_table(x, behind < 0), first, entries_at(y, behind))
     return other_rows(x, table, x.counts + y.counts)

@@ -25,25 +25,25 @@ aten = torch.ops.aten
 # ---- dimensions of the rows ------------------------------------------------------------------------------------
 
 
-def places_after(func: Any, x: PaddedTensor, size: list[int]) -> tuple[int, int]:
+def dims_after(func: Any, x: PaddedTensor, size: list[int]) -> tuple[int, int]:
     """Returns the ragged and the batch dimension of a view of a table with another size.
 
     Raises:
         DispatchError: rows would be cut, or merged with something else.
     """
-    found = _after_merged(x, size) if x.merged else _after_rows(x, size)
-    if found is None:
+    dims = _after_merged(x, size) if x.merged else _after_rows(x, size)
+    if dims is None:
         raise DispatchError(
             f"{name_of(func)}: cannot view {shown(x)} as {size}: batch and ragged dimension stay, or are merged where "
             "one follows the other, with dimensions of the entries before and behind them",
             code="row-dims",
             hint="x.to_dense(), x.to_tensors() and x.to_jagged() give tensors without this limit",
         )
-    return found
+    return dims
 
 
 def _after_rows(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
-    ragged, batch = _place_after(x, x.ragged_dim, size), _place_after(x, x.batch_dim, size)
+    ragged, batch = _dim_after(x, x.ragged_dim, size), _dim_after(x, x.batch_dim, size)
     if ragged is not None and batch is not None and (ragged < batch) == (x.ragged_dim < x.batch_dim):
         # Two adjacent dimensions of extent 1 are merged if the size has only one of them.
         return None if ragged == batch and x.ragged_dim != x.batch_dim + 1 else (ragged, batch)
@@ -67,11 +67,11 @@ def _after_merged(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
     for d in range(len(size) - 1):
         if size[d : d + 2] == rows and math.prod(size[:d]) == before and math.prod(size[d + 2 :]) == behind:
             return d + 1, d
-    place = _place_after(x, dim, size)
-    return None if place is None else (place, place)
+    merged_dim = _dim_after(x, dim, size)
+    return None if merged_dim is None else (merged_dim, merged_dim)
 
 
-def _place_after(x: PaddedTensor, dim: int, size: list[int]) -> int | None:
+def _dim_after(x: PaddedTensor, dim: int, size: list[int]) -> int | None:
     """Returns the index of a dimension in a view of the table with another size; None if it is absent or ambiguous."""
     behind = x.dim() - dim - 1
     if list(x.shape[: dim + 1]) == size[: dim + 1]:
@@ -79,8 +79,8 @@ def _place_after(x: PaddedTensor, dim: int, size: list[int]) -> int | None:
     if list(x.shape[dim:]) == size[len(size) - behind - 1 :]:
         return len(size) - behind - 1
     before = math.prod(x.shape[:dim])
-    places = [d for d, n in enumerate(size) if n == x.shape[dim] and math.prod(size[:d]) == before]
-    return places[0] if len(places) == 1 else None
+    dims = [d for d, n in enumerate(size) if n == x.shape[dim] and math.prod(size[:d]) == before]
+    return dims[0] if len(dims) == 1 else None
 
 
 # ---- below autograd --------------------------------------------------------------------------------------------
@@ -98,10 +98,10 @@ def _view(op: Any, x: PaddedTensor, size: Sequence[int], stride: Any = None) -> 
         unknown = size.index(-1)
         rest = math.prod(size[:unknown] + size[unknown + 1 :])
         size[unknown] = x.numel() // rest if rest else 0
-    places = places_after(op, x, size)
+    dims = dims_after(op, x, size)
     # `view` returns a view. For the other ops PyTorch has checked that a view is possible, or expects none.
     padded = x._raw_padded.view(size) if op is aten.view.default else x._raw_padded.reshape(size)
-    return x.with_padded(padded, *places)
+    return x.with_padded(padded, *dims)
 
 
 # ---- above autograd: functions of dimensions -------------------------------------------------------------------

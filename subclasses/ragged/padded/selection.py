@@ -19,12 +19,12 @@ from subclasses.ragged.base import RaggedTensor, name_of, outer_dims, rows_stay,
 from subclasses.ragged.data_sizes import size_of
 from subclasses.ragged.indexing.index import (
     check_numbers,
-    common_places,
+    common_positions,
     doing,
-    existing_places,
+    existing_positions,
     is_all,
     is_index,
-    outer_places,
+    outer_positions,
     replaced,
     row_numbers,
     shown_index,
@@ -41,19 +41,19 @@ aten = torch.ops.aten
 # ---- along the ragged dimension: tables of positions ------------------------------------------------------------
 
 
-def beside_table(x: PaddedTensor, places: Tensor) -> Tensor:
+def beside_table(x: PaddedTensor, positions: Tensor) -> Tensor:
     """Reshapes ``[B, n]`` to broadcast against a table with the dimensions of ``x``."""
     size = [1] * x.dim()
-    size[x.batch_dim], size[x.ragged_dim] = places.shape
-    return (places if x.batch_dim < x.ragged_dim else places.mT).reshape(size)
+    size[x.batch_dim], size[x.ragged_dim] = positions.shape
+    return (positions if x.batch_dim < x.ragged_dim else positions.mT).reshape(size)
 
 
-def entries_at(x: PaddedTensor, places: Tensor) -> Tensor:
-    """Returns the table of the entries at ``places [B, n]`` of each row; any value where a row has no entry."""
-    size = [places.shape[1] if d == x.ragged_dim else n for d, n in enumerate(x.shape)]
+def entries_at(x: PaddedTensor, positions: Tensor) -> Tensor:
+    """Returns the table of the entries at ``positions [B, n]`` of each row; any value where a row has no entry."""
+    size = [positions.shape[1] if d == x.ragged_dim else n for d, n in enumerate(x.shape)]
     if not x.width:
         return x.to_padded(at_least=1).unwrap("padded").expand(size)
-    index = beside_table(x, places.clamp(0, x.width - 1))
+    index = beside_table(x, positions.clamp(0, x.width - 1))
     return x.to_dense().gather(x.ragged_dim, index.expand(size))
 
 
@@ -184,29 +184,29 @@ def select_position(x: PaddedTensor, position: Any) -> Tensor:
     Raises:
         RuntimeError: a row is too short (on CUDA and in graphs by an asynchronous assertion).
     """
-    found = checked_places(x, torch.full_like(x.lengths, position).unsqueeze(1))
+    checked = checked_positions(x, torch.full_like(x.lengths, position).unsqueeze(1))
     if position >= 0 and x.row_count is None:
         return x.unwrap("padded").select(x.ragged_dim, position)
-    dense = entries_at(x, found).select(x.ragged_dim, 0)
+    dense = entries_at(x, checked).select(x.ragged_dim, 0)
     return x.per_row(dense, x.batch_dim - (x.ragged_dim < x.batch_dim))
 
 
-def take_places(x: PaddedTensor, places: Any) -> Tensor:
+def take_places(x: PaddedTensor, positions: Any) -> Tensor:
     """Returns the entries at some positions of every row, dense; the ragged dimension has one for each."""
-    found = checked_places(x, common_places(x, places).expand(x.lengths.shape[0], -1))
-    return x.per_row(entries_at(x, found), x.batch_dim)
+    checked = checked_positions(x, common_positions(x, positions).expand(x.lengths.shape[0], -1))
+    return x.per_row(entries_at(x, checked), x.batch_dim)
 
 
-def checked_places(x: PaddedTensor, places: Tensor) -> Tensor:
+def checked_positions(x: PaddedTensor, positions: Tensor) -> Tensor:
     """Returns positions counted from the front; asserts that every row of the batch has them."""
     lengths = x.counts.unsqueeze(1)
-    reached = (places < lengths) & (places >= -lengths)
+    reached = (positions < lengths) & (positions >= -lengths)
     if x.row_count is not None:
         rows = torch.arange(lengths.shape[0], device=lengths.device).unsqueeze(1)
         reached = reached | (rows >= x.row_count)
     message = f"a place of every row of {shown(x)}: a row is too short"
     torch.ops.aten._assert_async.msg(reached.all(), message)
-    return torch.where(places < 0, lengths + places, places)
+    return torch.where(positions < 0, lengths + positions, positions)
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------
@@ -245,15 +245,15 @@ def repeat_rows(x: PaddedTensor, repeats: Tensor) -> PaddedTensor:
 
 
 def rearranged(x: PaddedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> PaddedTensor:
-    """Reorders the entries of each row; ``source(place, length)`` returns the position to read an entry from."""
-    places = torch.arange(x.width, device=x.lengths.device).expand(x.lengths.shape[0], -1)
-    return other_rows(x, entries_at(x, source(places, x.counts.unsqueeze(1))), x.lengths)
+    """Reorders the entries of each row; ``source(position, length)`` returns the position to read an entry from."""
+    positions = torch.arange(x.width, device=x.lengths.device).expand(x.lengths.shape[0], -1)
+    return other_rows(x, entries_at(x, source(positions, x.counts.unsqueeze(1))), x.lengths)
 
 
 # ---- single entries --------------------------------------------------------------------------------------------
 
 
-def take_pairs(x: PaddedTensor, rows: Any, places: Any, index: tuple[Any, ...]) -> Tensor:
+def take_pairs(x: PaddedTensor, rows: Any, positions: Any, index: tuple[Any, ...]) -> Tensor:
     """Returns single entries by row numbers and positions, dense."""
     if not all(is_index(i) or is_all(i) for i in index):
         raise DispatchError(
@@ -261,9 +261,9 @@ def take_pairs(x: PaddedTensor, rows: Any, places: Any, index: tuple[Any, ...]) 
             code="argument-refused",
             hint="index in two steps, as in x[rows, places][..., 1]",
         )
-    at = outer_places(index)
-    rows, places = settled_pairs(x, rows, places)
-    index = replaced(replaced(index, at[x.batch_dim], rows), at[x.ragged_dim], places)
+    at = outer_positions(index)
+    rows, positions = settled_pairs(x, rows, positions)
+    index = replaced(replaced(index, at[x.batch_dim], rows), at[x.ragged_dim], positions)
     return x.unwrap("padded")[index]
 
 
@@ -271,7 +271,7 @@ def settled_pairs(x: PaddedTensor, rows: Any, entries: Any) -> tuple[Tensor, Ten
     """Returns row numbers and positions counted from the front; asserts that they exist."""
     rows, entries = (torch.as_tensor(i, device=x.lengths.device) for i in (rows, entries))
     check_numbers(x, rows, entries)
-    rows, entries = torch.broadcast_tensors(rows, existing_places(x, rows, entries))
+    rows, entries = torch.broadcast_tensors(rows, existing_positions(x, rows, entries))
     return torch.where(rows < 0, rows + x.lengths.shape[0], rows), entries
 
 

@@ -210,8 +210,8 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     @property
     def width(self) -> int:
         """``T``: how many positions the table has for each row."""
-        places = self._raw_padded.size(self.ragged_dim)
-        return places // max(self.lengths.size(0), 1) if self.merged else places
+        extent = self._raw_padded.size(self.ragged_dim)
+        return extent // max(self.lengths.size(0), 1) if self.merged else extent
 
     def mask(self) -> Tensor:
         """``[B, T]``: True where an entry exists; ``[B * T]`` for merged dimensions."""
@@ -301,9 +301,9 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         if self.merged:
             return self.unmerged().to_tensors()
         lengths = checks.read_lengths(self)
-        place = self.ragged_dim - (self.batch_dim < self.ragged_dim)
+        dim = self.ragged_dim - (self.batch_dim < self.ragged_dim)
         rows = self.unwrap("padded").unbind(self.batch_dim)[: len(lengths)]
-        return [row.narrow(place, 0, n) for row, n in zip(rows, lengths, strict=True)]
+        return [row.narrow(dim, 0, n) for row, n in zip(rows, lengths, strict=True)]
 
     def to_padded(
         self, *, multiple: int | None = None, buckets: Buckets | None = None, at_least: int = 0
@@ -352,10 +352,10 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         """
         if self.merged:
             return self.unmerged().to_jagged().flatten(0, 1)  # type: ignore[return-value]
-        found = checks.count_rows(self)
+        count = checks.count_rows(self)
         ragged = self.ragged_dim + (self.ragged_dim < self.batch_dim)
         table = self.unwrap("padded").movedim(self.batch_dim, 0).movedim(ragged, 1)
-        jagged = JaggedTensor.from_padded(table[:found], self.counts[:found])
+        jagged = JaggedTensor.from_padded(table[:count], self.counts[:count])
         return jagged if ragged == 1 else jagged.with_entries(jagged.unwrap("values"), ragged)
 
 

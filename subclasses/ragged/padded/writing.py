@@ -19,7 +19,7 @@ from subclasses.ragged.indexing.index import (
     is_all,
     is_index,
     is_int,
-    outer_places,
+    outer_positions,
     replaced,
     shown_index,
 )
@@ -28,7 +28,7 @@ from subclasses.ragged.padded.operands import as_wide, check_rows_match
 from subclasses.ragged.padded.selection import (
     beside_table,
     check_mask,
-    checked_places,
+    checked_positions,
     settled_pairs,
     take_rows,
 )
@@ -61,8 +61,8 @@ def with_put(
         written = table.clone()
         written[index] = written[index] + values if accumulate else values
         return x.like_dense(written)
-    found = index[: 1 + max((p for p, i in enumerate(index) if not is_all(i)), default=-1)]
-    return x.like_dense(table.index_put(found, values, accumulate))
+    trimmed = index[: 1 + max((p for p, i in enumerate(index) if not is_all(i)), default=-1)]
+    return x.like_dense(table.index_put(trimmed, values, accumulate))
 
 
 # ---- by index --------------------------------------------------------------------------------------------------
@@ -92,9 +92,9 @@ def _by_index(x: PaddedTensor, index: Any, value: Any) -> Tensor:
 
 def _crosses(x: PaddedTensor, index: tuple[Any, ...]) -> bool:
     """Returns whether an index selects features of several rows, where index tensors would broadcast together."""
-    places = outer_places(index)
-    features = any(is_index(index[p]) for d, p in enumerate(places) if d not in x.row_dims)
-    return features and not is_index(index[places[x.ragged_dim]])
+    positions = outer_positions(index)
+    features = any(is_index(index[p]) for d, p in enumerate(positions) if d not in x.row_dims)
+    return features and not is_index(index[positions[x.ragged_dim]])
 
 
 def _by_numbers(x: PaddedTensor, index: tuple[Any, ...], value: Any) -> Tensor:
@@ -102,32 +102,32 @@ def _by_numbers(x: PaddedTensor, index: tuple[Any, ...], value: Any) -> Tensor:
     table = x.unwrap("padded")
     numbers = torch.arange(table.numel(), device=table.device).view(table.shape)
     with torch.no_grad():
-        found: Any = x.with_padded(numbers)[index]
-    found = found.to_dense(table.numel()) if isinstance(found, x.ragged_class) else found
-    new = torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(found.shape)
+        elements: Any = x.with_padded(numbers)[index]
+    elements = elements.to_dense(table.numel()) if isinstance(elements, x.ragged_class) else elements
+    new = torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(elements.shape)
     # Values for padding are written past the last element, which is cut off.
-    flat = torch.cat([table.flatten(), table.new_zeros(1)]).index_put((found.flatten(),), new.flatten())
+    flat = torch.cat([table.flatten(), table.new_zeros(1)]).index_put((elements.flatten(),), new.flatten())
     return flat[:-1].view(table.shape)
 
 
 def _existing(x: PaddedTensor, index: Any, value: Any) -> tuple[Any, ...]:
     """Returns an expanded index of the table that writes to existing entries only."""
     index = expanded(x, index)
-    places = outer_places(index)
-    at_batch, at_ragged = places[x.batch_dim], places[x.ragged_dim]
+    positions = outer_positions(index)
+    at_batch, at_ragged = positions[x.batch_dim], positions[x.ragged_dim]
     if x.merged and not is_all(index[at_batch]):
         raise DispatchError(
             f"writing into {shown(x)}: merged dimensions stay whole", code="row-dims", hint=checks.UNMERGE
         )
     rows, entries = index[at_batch], index[at_ragged]
     if is_int(rows) and is_all(entries) and isinstance(value, Tensor) and not any(map(is_index, index)):
-        index = replaced(index, at_ragged, _places_of_row(x, rows, index[at_ragged + 1 :], value))
+        index = replaced(index, at_ragged, _positions_of_row(x, rows, index[at_ragged + 1 :], value))
     elif not x.merged:
         index = _settled(x, index, (at_batch, rows), (at_ragged, entries))
     return index
 
 
-def _places_of_row(x: PaddedTensor, row: Any, after: tuple[Any, ...], value: Tensor) -> slice:
+def _positions_of_row(x: PaddedTensor, row: Any, after: tuple[Any, ...], value: Tensor) -> slice:
     """Returns the positions to write a row to: its own for a value of its length, else the whole width of the table.
 
     Args:
@@ -139,8 +139,8 @@ def _places_of_row(x: PaddedTensor, row: Any, after: tuple[Any, ...], value: Ten
     Raises:
         ValueError: the value has another length.
     """
-    place = 1 + sum(isinstance(i, slice) for i in after)  # from the end
-    n, width = value.shape[-place] if value.dim() >= place else 1, x.width
+    from_end = 1 + sum(isinstance(i, slice) for i in after)
+    n, width = value.shape[-from_end] if value.dim() >= from_end else 1, x.width
     if n in (1, width):
         return slice(None)
     length = x.lengths[row].item()
@@ -185,7 +185,7 @@ def _settled(x: PaddedTensor, index: Any, at_rows: Any, at_entries: Any) -> Any:
     if not isinstance(rows, slice):
         return _paired(x, index, at_batch, at_ragged)
     reached = x if is_all(rows) else take_rows(x, rows)
-    found = checked_places(reached, torch.full_like(reached.lengths, entries).unsqueeze(1)).squeeze(1)
+    positions = checked_positions(reached, torch.full_like(reached.lengths, entries).unsqueeze(1)).squeeze(1)
     if at_ragged != at_batch + 1:
         r, b = x.ragged_dim, x.batch_dim
         other = f"transpose({r}, {b})" if r + 1 == b else f"movedim({r}, {b if r < b else b + 1})"
@@ -196,7 +196,7 @@ def _settled(x: PaddedTensor, index: Any, at_rows: Any, at_entries: Any) -> Any:
         )
     numbers = torch.arange(x.lengths.shape[0], device=x.lengths.device)[rows]
     # Rows beyond the batch write to their padding.
-    return replaced(replaced(index, at_batch, numbers), at_ragged, found.clamp(min=0))
+    return replaced(replaced(index, at_batch, numbers), at_ragged, positions.clamp(min=0))
 
 
 def _paired(x: PaddedTensor, index: Any, at_batch: int, at_ragged: int) -> Any:

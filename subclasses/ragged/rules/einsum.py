@@ -54,8 +54,8 @@ def parse(equation: str, operands: Sequence[Tensor]) -> Terms:
         inputs.append(term.replace("...", dots))
     if arrow:
         return Terms(inputs, right.replace("...", widest), equation)
-    found = "".join(inputs)
-    once = "".join(c for c in sorted(set(found) - set(widest)) if found.count(c) == 1)
+    letters = "".join(inputs)
+    once = "".join(c for c in sorted(set(letters) - set(widest)) if letters.count(c) == 1)
     return Terms(inputs, widest + once, equation)
 
 
@@ -74,11 +74,11 @@ def _einsum(func: Any, equation: str, *operands: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
         operands = tuple(operands[0])
     terms, layout = parse(equation, operands), first_ragged(operands).ragged_class
-    found = [_rows_of(layout, x, letters) for x, letters in zip(operands, terms.inputs, strict=True)]
-    _check(equation, terms, operands, found)
-    aligned = _aligned(operands, found)
-    product = _on_entries if _stays_entrywise(terms, found) else _on_tables
-    return product(terms, aligned, found)
+    row_letters = [_rows_of(layout, x, letters) for x, letters in zip(operands, terms.inputs, strict=True)]
+    _check(equation, terms, operands, row_letters)
+    aligned = _aligned(operands, row_letters)
+    product = _on_entries if _stays_entrywise(terms, row_letters) else _on_tables
+    return product(terms, aligned, row_letters)
 
 
 def _rows_of(layout: Any, x: Any, letters: str) -> Rows | None:
@@ -88,21 +88,23 @@ def _rows_of(layout: Any, x: Any, letters: str) -> Rows | None:
     return Rows(letters[batch], letters[ragged])
 
 
-def _check(equation: str, terms: Terms, operands: Any, found: list[Any]) -> None:
+def _check(equation: str, terms: Terms, operands: Any, row_letters: list[Any]) -> None:
     """Raises if a product is undefined for rows, or has two ragged dimensions."""
-    rows = [r for r in found if r is not None]
+    rows = [r for r in row_letters if r is not None]
     names = ", ".join(shown(x) for x in operands)
     doubled = any(
         r and (t.count(r.batch) > 1 or t.count(r.ragged) > 1)
-        for t, r in zip(terms.inputs, found, strict=True)
+        for t, r in zip(terms.inputs, row_letters, strict=True)
     )
-    others = any(r is None and hasattr(type(x), "__spec__") for x, r in zip(operands, found, strict=True))
-    places = {r.ragged for r in rows}
+    others = any(
+        r is None and hasattr(type(x), "__spec__") for x, r in zip(operands, row_letters, strict=True)
+    )
+    ragged_letters = {r.ragged for r in rows}
     if (
         others
         or doubled
         or len({r.batch for r in rows}) > 1
-        or any(r.batch in places for r in rows if r.batch != r.ragged)
+        or any(r.batch in ragged_letters for r in rows if r.batch != r.ragged)
     ):
         raise DispatchError(
             f"einsum: {equation!r} of {names}: expected one letter for the rows of all ragged operands, and another "
@@ -110,7 +112,7 @@ def _check(equation: str, terms: Terms, operands: Any, found: list[Any]) -> None
             code="argument-refused",
             hint="x.to_dense() gives a tensor without this limit",
         )
-    ragged = [c for c in terms.output if c in places]
+    ragged = [c for c in terms.output if c in ragged_letters]
     if len(ragged) > 1:
         raise DispatchError(
             f"einsum: {equation!r} of {names} would have two ragged dimensions",
@@ -119,26 +121,26 @@ def _check(equation: str, terms: Terms, operands: Any, found: list[Any]) -> None
         )
 
 
-def _aligned(operands: Any, found: list[Any]) -> list[Any]:
+def _aligned(operands: Any, row_letters: list[Any]) -> list[Any]:
     """Returns operands with their entries at the same stored positions if their rows have the same letters."""
     first: dict[Rows, Any] = {}
     done = []
-    for x, rows in zip(operands, found, strict=True):
+    for x, rows in zip(operands, row_letters, strict=True):
         done.append(x if rows is None or rows not in first else first[rows].alongside("einsum", x))
         if rows is not None:
             first.setdefault(rows, x)
     return done
 
 
-def _stays_entrywise(terms: Terms, found: list[Any]) -> bool:
+def _stays_entrywise(terms: Terms, row_letters: list[Any]) -> bool:
     """Returns whether all ragged operands share their letters of rows, which are in the result and no dense operand."""
-    rows = {r for r in found if r is not None}
+    rows = {r for r in row_letters if r is not None}
     (first, *more) = rows
-    dense = "".join(t for t, r in zip(terms.inputs, found, strict=True) if r is None)
+    dense = "".join(t for t, r in zip(terms.inputs, row_letters, strict=True) if r is None)
     return not more and all(c in terms.output and c not in dense for c in first)
 
 
-def _place(x: Any, terms: Terms, rows: Rows) -> tuple[int, int]:
+def _row_dims(x: Any, terms: Terms, rows: Rows) -> tuple[int, int]:
     """Returns the batch and the ragged dimension of the result."""
     batch, ragged = terms.output.index(rows.batch), terms.output.index(rows.ragged)
     if x.rows_first and batch != 0:
@@ -150,10 +152,10 @@ def _place(x: Any, terms: Terms, rows: Rows) -> tuple[int, int]:
     return batch, ragged
 
 
-def _on_entries(terms: Terms, operands: list[Any], found: list[Any]) -> Any:
-    x, rows = next((x, r) for x, r in zip(operands, found, strict=True) if r is not None)
+def _on_entries(terms: Terms, operands: list[Any], row_letters: list[Any]) -> Any:
+    x, rows = next((x, r) for x, r in zip(operands, row_letters, strict=True) if r is not None)
     inputs, plain, gone = [], [], ""
-    for t, letters, r in zip(operands, terms.inputs, found, strict=True):
+    for t, letters, r in zip(operands, terms.inputs, row_letters, strict=True):
         if r is not None:
             stored = t.clean()
             gone, t = letters[: t.dim() - stored.dim()], stored
@@ -161,14 +163,14 @@ def _on_entries(terms: Terms, operands: list[Any], found: list[Any]) -> Any:
         inputs.append(letters)
         plain.append(t)
     output = "".join(c for c in terms.output if c not in gone)
-    batch, ragged = _place(x, terms, rows)
+    batch, ragged = _row_dims(x, terms, rows)
     return x.with_kept(torch.einsum(f"{','.join(inputs)}->{output}", *plain), ragged, batch)
 
 
-def _on_tables(terms: Terms, operands: list[Any], found: list[Any]) -> Any:
-    of = {r: x for x, r in zip(operands, found, strict=True) if r is not None}
+def _on_tables(terms: Terms, operands: list[Any], row_letters: list[Any]) -> Any:
+    of = {r: x for x, r in zip(operands, row_letters, strict=True) if r is not None}
     inputs, plain = [], []
-    for t, letters, r in zip(operands, terms.inputs, found, strict=True):
+    for t, letters, r in zip(operands, terms.inputs, row_letters, strict=True):
         if r is not None:
             t = t.to_dense()
         else:
@@ -180,7 +182,7 @@ def _on_tables(terms: Terms, operands: list[Any], found: list[Any]) -> Any:
     table = torch.einsum(f"{','.join(inputs)}->{terms.output}", *plain)
     stays = next((r for r in of if r.ragged in terms.output), None)
     if stays is not None and stays.batch in terms.output:
-        batch, ragged = _place(of[stays], terms, stays)
+        batch, ragged = _row_dims(of[stays], terms, stays)
         return of[stays].from_table(table, ragged, batch)
     (rows, *_) = of
     if stays is None and rows.batch in terms.output:

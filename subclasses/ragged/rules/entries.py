@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 @RULES.of(F.glu)
 def _glu(func: Any, input: Any, dim: int = -1) -> Any:
-    return input.with_stored(func(input.unwrap_stored(), _stored_place("glu", input, dim)))
+    return input.with_stored(func(input.unwrap_stored(), _stored_dim("glu", input, dim)))
 
 
 @RULES.of(aten.view_as_complex.default)
@@ -57,12 +57,12 @@ def _flip(func: Any, input: Any, *dims: Any) -> Any:
     given = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
     for dim in given:
         if _is_ragged(input, dim):
-            input = input.rearranged(lambda place, length: length - 1 - place)
+            input = input.rearranged(lambda position, length: length - 1 - position)
         elif _is_batch(input, dim):
             input = input.take_rows(_row_numbers(input).flip(0))
         else:
-            place = _stored_place("flip", input, dim)
-            input = input.with_stored(torch.flip(input.unwrap_stored(), [place]))
+            stored_dim = _stored_dim("flip", input, dim)
+            input = input.with_stored(torch.flip(input.unwrap_stored(), [stored_dim]))
     return input
 
 
@@ -82,10 +82,10 @@ def _roll(func: Any, input: Any, shifts: Any, dims: Any = ()) -> Any:
 
 def _rolled(x: Any, shift: int, dim: int) -> Any:
     if _is_ragged(x, dim):
-        return x.rearranged(lambda place, length: (place - shift) % length.clamp(min=1))
+        return x.rearranged(lambda position, length: (position - shift) % length.clamp(min=1))
     if _is_batch(x, dim):
         return x.take_rows(_row_numbers(x).roll(shift))
-    return x.with_stored(torch.roll(x.unwrap_stored(), shift, _stored_place("roll", x, dim)))
+    return x.with_stored(torch.roll(x.unwrap_stored(), shift, _stored_dim("roll", x, dim)))
 
 
 @RULES.of(torch.repeat_interleave)
@@ -112,10 +112,10 @@ def _repeat_interleave(
         if isinstance(repeats, Tensor):
             return input.repeat_rows(repeats.to(numbers.device).expand(numbers.shape[0]))
         return input.take_rows(numbers.repeat_interleave(repeats))
-    place = _stored_place("repeat_interleave", input, dim)
+    stored_dim = _stored_dim("repeat_interleave", input, dim)
     if isinstance(repeats, Tensor) and output_size is None:
         output_size = size_of(repeats.expand(input.shape[dim]).sum())
-    stored = torch.repeat_interleave(input.unwrap_stored(), repeats, place, output_size=output_size)
+    stored = torch.repeat_interleave(input.unwrap_stored(), repeats, stored_dim, output_size=output_size)
     return input.with_stored(stored)
 
 
@@ -143,7 +143,7 @@ def _repeat(func: Any, x: Any, *repeats: Any) -> Any:
 def _unfold(func: Any, x: Any, dimension: int, size: int, step: int) -> Any:
     """Returns windows along a dimension, in a new last dimension; a row that is shorter than a window has none."""
     if not _is_ragged(x, dimension):
-        return x.with_stored(x.unwrap_stored().unfold(_stored_place("unfold", x, dimension), size, step))
+        return x.with_stored(x.unwrap_stored().unfold(_stored_dim("unfold", x, dimension), size, step))
     windows = ((x.counts - size) // step + 1).clamp(min=0)
     return x.of_lengths(x.to_dense().unfold(x.ragged_dim, size, step), windows)
 
@@ -174,7 +174,7 @@ def _pad(func: Any, input: Any, pad: Sequence[int], mode: str = "constant", valu
         if any(pair) and _is_ragged(input, dim):
             of_rows = pair
         elif any(pair):
-            at = 2 * (stored.dim() - 1 - _stored_place("pad", input, dim))
+            at = 2 * (stored.dim() - 1 - _stored_dim("pad", input, dim))
             wanted[at : at + 2] = pair
     padded = input.with_stored(F.pad(stored, wanted, mode, value))
     return _pad_rows(padded, input.ragged_dim, of_rows, value or 0) if any(of_rows) else padded
@@ -198,7 +198,7 @@ def _is_ragged(x: Any, dim: int) -> bool:
     return not x.merged and -x.dim() <= dim < x.dim() and dim % x.dim() == x.ragged_dim
 
 
-def _stored_place(name: str, x: Any, dim: int) -> int:
+def _stored_dim(name: str, x: Any, dim: int) -> int:
     """Returns the dimension of the stored tensor for a dimension of the entries."""
     return x.stored_dim(x.feature_dim(name, dim))
 

@@ -168,8 +168,8 @@ def _target_beside(func: Any, x: Any, target: Any, dims: int) -> Any:
     of_classes = target.is_floating_point()
     if not isinstance(target, x.ragged_class):
         target = (x if of_classes else x.detach().select(1, 0)).like_dense(target)
-    places = x.row_dims if of_classes else _without_classes(x.row_dims)
-    if target.row_dims != places or target.dim() != dims - (not of_classes):
+    row_dims = x.row_dims if of_classes else _without_classes(x.row_dims)
+    if target.row_dims != row_dims or target.dim() != dims - (not of_classes):
         raise DispatchError(
             f"{func.__name__}: {shown(x)} and the target {shown(target)} do not fit together",
             code="rows-apart",

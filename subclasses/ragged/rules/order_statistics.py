@@ -37,10 +37,10 @@ def _median(func: Any, input: Any, dim: Any = None, keepdim: bool = False) -> An
             return function(t, dim, keepdim)
         ordered, order = t.sort(dim=dim, stable=True)
         known = _known(t, counts, dim)
-        place = _lower_middle(known)
+        position = _lower_middle(known)
         if function is torch.median:  # NaN sorts last, and is the median if there is one
-            place = torch.where(known < counts, known, place)
-        return _at(torch.return_types.median, ordered, order, place, dim, keepdim)
+            position = torch.where(known < counts, known, position)
+        return _at(torch.return_types.median, ordered, order, position, dim, keepdim)
 
     middle.__name__ = func.__name__
     return reduce(middle, input, dim, keepdim, last, True)
@@ -51,10 +51,10 @@ def _median_of_all(function: Any, x: Any) -> Any:
 
     def middle(t: Tensor) -> Tensor:
         if t.is_floating_point():  # gaps are NaN
-            found = torch.nanmedian(t)
+            median = torch.nanmedian(t)
             if function is torch.nanmedian:
-                return found
-            return torch.where((~t.isnan()).sum() < number, math.nan, found)
+                return median
+            return torch.where((~t.isnan()).sum() < number, math.nan, median)
         counted = number if isinstance(number, Tensor) else torch.tensor(number, device=t.device)
         return t.flatten().sort().values.index_select(0, _lower_middle(counted).view(1)).squeeze(0)
 
@@ -73,8 +73,8 @@ def _kthvalue(func: Any, input: Any, k: int, dim: int = -1, keepdim: bool = Fals
         if not isinstance(counts, Tensor):
             return torch.kthvalue(t, k, dim, keepdim)
         ordered, order = t.sort(dim=dim, stable=True)
-        place = torch.full_like(order.narrow(dim, 0, 1), k - 1)
-        return _at(torch.return_types.kthvalue, ordered, order, place, dim, keepdim)
+        position = torch.full_like(order.narrow(dim, 0, 1), k - 1)
+        return _at(torch.return_types.kthvalue, ordered, order, position, dim, keepdim)
 
     kth.__name__ = func.__name__
     return reduce(kth, input, dim, keepdim, last, True)
@@ -132,18 +132,18 @@ def _lower_middle(count: Tensor) -> Tensor:
     return (count - 1).clamp(min=0).div(2, rounding_mode="floor")
 
 
-def _at(kind: Any, ordered: Tensor, order: Tensor, place: Tensor, dim: int, keepdim: bool) -> Any:
-    found = [torch.take_along_dim(t, place, dim) for t in (ordered, order)]
-    return kind(found if keepdim else [t.squeeze(dim) for t in found])
+def _at(kind: Any, ordered: Tensor, order: Tensor, position: Tensor, dim: int, keepdim: bool) -> Any:
+    picked = [torch.take_along_dim(t, position, dim) for t in (ordered, order)]
+    return kind(picked if keepdim else [t.squeeze(dim) for t in picked])
 
 
 def _between(ordered: Tensor, share: Tensor, dim: int, interpolation: str) -> Tensor:
     """Returns the values at positions that need not be integers, by interpolation."""
     low, high = share.floor().long(), share.ceil().long()
     if interpolation in ("lower", "higher", "nearest"):
-        place = {"lower": low, "higher": high, "nearest": share.round().long()}[interpolation]
-        return torch.take_along_dim(ordered, place, dim)
-    below, above = (torch.take_along_dim(ordered, place, dim) for place in (low, high))
+        position = {"lower": low, "higher": high, "nearest": share.round().long()}[interpolation]
+        return torch.take_along_dim(ordered, position, dim)
+    below, above = (torch.take_along_dim(ordered, position, dim) for position in (low, high))
     if interpolation == "midpoint":
         return below.lerp(above, 0.5)
     return below.lerp(above, (share - low).to(ordered.dtype))

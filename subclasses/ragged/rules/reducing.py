@@ -75,8 +75,8 @@ def within_entries(func: Any, x: Any, dim: Any, keepdim: bool, **kwargs: Any) ->
     dims = outer_dims(func, x, dim)
     if not rows_stay(x, dims):
         return None
-    places = [x.stored_dim(d) for d in dims]
-    result = func(x.unwrap_stored(), _as_given(dim, places), **kwargs, **_keepdim_of(func, keepdim))
+    stored_dims = [x.stored_dim(d) for d in dims]
+    result = func(x.unwrap_stored(), _as_given(dim, stored_dims), **kwargs, **_keepdim_of(func, keepdim))
     return each(result, lambda part: without(x, part, () if keepdim else dims))
 
 
@@ -84,8 +84,8 @@ def run_along(func: Any, x: Any, dim: int, fill: Fill, *args: Any, **kwargs: Any
     """Runs an op along one dimension that keeps the size."""
     dims = outer_dims(func, x, dim)
     if rows_stay(x, dims):
-        place = x.stored_dim(dims[0])
-        return each(func(x.unwrap_stored(), *args, dim=place, **kwargs), x.with_stored)
+        stored_dim = x.stored_dim(dims[0])
+        return each(func(x.unwrap_stored(), *args, dim=stored_dim, **kwargs), x.with_stored)
     if func.__name__ in NUMBERED:
         x.check_numbered(func, dims)
     return each(func(x.to_dense(fill(x.dtype)), *args, dim=dims[0], **kwargs), x.like_dense)
@@ -102,8 +102,8 @@ def per_row(x: Any, dims: Sequence[int], keepdim: bool, result: Any) -> Any:
     """Returns the result of a reduction; if it has rows, rows beyond the batch do not exist."""
     if x.ragged_dim not in dims or x.batch_dim in dims:
         return result
-    place = x.batch_dim - (0 if keepdim else sum(d < x.batch_dim for d in dims))
-    return each(result, lambda part: x.per_row(part, place))
+    batch_dim = x.batch_dim - (0 if keepdim else sum(d < x.batch_dim for d in dims))
+    return each(result, lambda part: x.per_row(part, batch_dim))
 
 
 def without_out(func: Any, x: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from subclasses._torch import dims_marked_dynamic
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from subclasses.ragged.data_sizes import size_of, true_places
+from subclasses.ragged.data_sizes import size_of, true_positions
 from subclasses.ragged.indexing.splitting import extent_of_slice
 from tests.doors import COMPILED, by_desugar
 from tests.subclasses.ragged.judge import make_batch, same
@@ -159,7 +159,7 @@ test_sizes = same(
         ),
         # in eager mode
         "size_of": lambda: (size_of(torch.tensor(3)), 3),
-        "true_places": lambda: (true_places(torch.tensor([True, False, True])).tolist(), [0, 2]),
+        "true_positions": lambda: (true_positions(torch.tensor([True, False, True])).tolist(), [0, 2]),
         "numbers_below": lambda: (torch.ops.subclasses.numbers_below(torch.tensor(3)).tolist(), [0, 1, 2]),
         "extents of slices": lambda: (
             [extent_of_slice(extent, slice(*bounds)) for extent, *bounds in SLICES],
