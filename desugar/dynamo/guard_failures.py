@@ -156,10 +156,11 @@ _MISMATCH = re.compile(
     r"tensor '(.+)' (size|stride|rank|dtype|requires_grad) mismatch(?: at index (\d+))?\. "
     r"expected (?:requires_grad=)?(\w+)(?:, actual (\w+))?"
 )
+_CLASS = r"<class '(?:[^']*\.)?(\w+)'>"  # the name, without the module
 _TYPE = re.compile(  # PyTorch 2.13 has no expected type
-    r"expected type of '(.+)' to be (?:a tensor type, '|<class '(.+)'>,) ?but found <class '(.+)'>"
+    rf"expected type of '(.+)' to be (?:a tensor type, '|{_CLASS},) ?but found {_CLASS}"
 )
-_BY_ID = re.compile(r"___check_(obj|type)_id\((.+?)(?:\.__code__)?, \d+\), type=<class '(.+?)'>")
+_BY_ID = re.compile(rf"___check_(obj|type)_id\((.+?)(?:\.__code__)?, \d+\), type={_CLASS}")
 _SAME = {"obj": "{} is the same {}", "type": "type({}) is {}"}
 
 
