@@ -127,10 +127,10 @@ class PrologueEmitter(VariantEmitter):
     """Emits a variant of the backward that returns the arguments of its graph."""
 
     def emit_prologue(self, sources: tuple[Any, ...]) -> None:
-        tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
+        tangents = {number: f"tangent{number}" for number, _ in self.interface.tangents}
         self.out.writeline(f"def prologue(ctx, {', '.join(tangents.values())}):")
         with self.out.indent():
-            arrived = list(self.traced.tangents)
+            arrived = list(self.interface.tangents)
             items = self.emit_unwrapping(arrived, self.emit_check(tangents, arrived))
             self.out.writeline("saved = ctx.saved_tensors")
             reads = [items[s.index] if isinstance(s, FromTangent) else self.plan.reads[s] for s in sources]
@@ -146,11 +146,11 @@ def make_ours(count: int, reads_memory: bool) -> Call:
     assert variants.plan.is_replaced
     out = Emitter()
     out.reserve("ctx", "saved", "tangent0")
-    fallback = out.bind(variants.run_another, "another_backward")
+    on_mismatch = out.bind(variants.run_another, "another_backward")
     emitter = PrologueEmitter(
-        out, variants.traced, variants.plan, fallback, autocast=False, reads_memory=reads_memory
+        out, variants.interface, variants.plan, on_mismatch, autocast=False, reads_memory=reads_memory
     )
-    emitter.emit_prologue(variants.split.backward_inputs)
+    emitter.emit_prologue(variants.partition.backward_inputs)
     prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=variants)[
         "prologue"
     ]

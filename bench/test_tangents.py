@@ -31,7 +31,7 @@ def make_generated(cls):
     emitter = variants.emitter(out, (True,) * COUNT)
     out.writeline(f"def unwrap({', '.join(names)}):")
     with out.indent():
-        arrived = list(variants.traced.tangents)
+        arrived = list(variants.interface.tangents)
         items = emitter.emit_unwrapping(arrived, emitter.emit_check(dict(enumerate(names)), arrived))
         out.writeline(f"return [{', '.join(items.values())}]")
     functions = build_functions(out.source, out.namespace, filename="<tangents>", owner=variants)

@@ -1,4 +1,4 @@
-"""Runs the stages in order: from a function over fake arguments to graphs, compiled graphs and a generated wrapper."""
+"""Runs the stages in order: from a function over fake arguments to graphs, compiled graphs and a runtime wrapper."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def build_program(
     function: CapturedFunction,
     inputs: Inputs,
     backend: Backend,
-    fallback: Callable[..., Any],
+    on_mismatch: Callable[..., Any],
     cache: ProgramCache | None = None,
 ) -> Program:
     """Traces, checks, partitions, compiles and wraps a function of argument leaves.
@@ -62,8 +62,8 @@ def build_program(
         function: The function, and how to compile its derivative.
         inputs: Its flattened arguments.
         backend: The compiler of the plain graphs.
-        fallback: The function that runs a call that does not match the program. There are three kinds of such calls. A
-            mutated tensor shares memory with another tensor, a storage offset that the program uses differs, or a
+        on_mismatch: The function that runs a call that does not match the program. There are three kinds of such calls.
+            A mutated tensor shares memory with another tensor, a storage offset that the program uses differs, or a
             DTensor has another global shape.
         cache: Keeps the compiled graphs, in the store or in this process; None if nothing is kept.
 
@@ -75,7 +75,7 @@ def build_program(
         with torch_private.compile_lock, torch_private.use_lazy_graph_module(True), _trace_modes():
             stored = None if cache is None else _load(cache, function, inputs)
             compiled, kernels = (stored, PendingKernels()) if stored else _compile(function, inputs, backend)
-            program = _wrap_program(compiled, function, inputs.mode, backend, fallback, cache)
+            program = _wrap_program(compiled, function, inputs.mode, backend, on_mismatch, cache)
             program.is_stored = stored is not None
             if stored is None:
                 if program.variants is not None:
@@ -97,12 +97,12 @@ def _wrap_program(
     function: CapturedFunction,
     mode: Any,
     backend: Backend,
-    fallback: Callable[..., Any],
+    on_mismatch: Callable[..., Any],
     cache: ProgramCache | None,
 ) -> Program:
-    """Generates and builds the wrapper of compiled graphs; see :func:`build_program` for the arguments."""
+    """Generates and builds the runtime wrapper of compiled graphs; see :func:`build_program` for the arguments."""
     with stage("wrapper"):
-        text, plan = emit_program(compiled, fallback)
+        text, plan = emit_program(compiled, on_mismatch)
     variants = plan and BackwardVariants(compiled, plan, backend, mode, function, cache)
     program = Program(compiled.spec, compiled.graphs, text.source, variants)
     scope = text.namespace if variants is None else text.namespace | {"backwards": variants.table}
@@ -134,7 +134,7 @@ def _trace_modes() -> Iterator[None]:
 def _compile(
     function: CapturedFunction, inputs: Inputs, backend: Backend
 ) -> tuple[CompiledGraphs, PendingKernels]:
-    """Runs the stages before the wrapper: discover, trace, partition, compile; checks the traced and the split graphs.
+    """Runs the stages before the runtime wrapper: discover, trace, partition and compile; checks the graphs.
 
     Returns:
         The program, and the kernels that have to be built before the first call of the forward. The plain graphs of the
@@ -244,7 +244,7 @@ def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> No
     if has_symbols or kernels.are_being_built():
         with stage("compile backward"):
             try:
-                variants.compile_ahead(expected_tangents(variants.traced))
+                variants.compile_ahead(expected_tangents(variants.interface))
             except torch_private.InductorError as error:
                 if has_symbols:
                     raise

@@ -1,4 +1,4 @@
-"""A program: the plain graphs, layouts and wrapper of one compiled Dynamo graph, and the function that runs it."""
+"""A program: the plain graphs, values and runtime wrapper of one Dynamo graph, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Program:
     Attributes:
         spec: The description of the program.
         graphs: The plain graphs; `forward`, `backward` and `joint` return them.
-        wrapper: The text of the generated wrapper.
+        wrapper: The text of the runtime wrapper.
         variants: The backward variants; None if no result requires grad.
         run: Takes the argument leaves and returns a tuple. It checks no guards; its caller has checked them.
         is_whole: Whether the graph covers the whole function: no graph break ended it.
@@ -90,8 +90,8 @@ class Program:
 
     @property
     def source(self) -> str:
-        """The text of all functions generated so far: the wrapper, then each backward variant."""
-        return "\n\n".join([self.wrapper, *(self.variants.sources if self.variants else ())])
+        """The text of all functions generated so far: the runtime wrapper, then each backward variant."""
+        return "\n\n".join([self.wrapper, *(self.variants.texts if self.variants else ())])
 
     def __repr__(self) -> str:
         """Returns one line: the arguments and results, where the program comes from, and whether it has a backward."""

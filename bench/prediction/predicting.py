@@ -80,7 +80,7 @@ def predict_moved(
         program = capture(fn, args, kwargs, backend, dynamic=dynamic)
         if program.variants is not None:
             del stages[1:]  # a backward for the expected gradients, which may be fewer than all
-            program.variants.compile_ahead((True,) * len(program.variants.traced.tangents))
+            program.variants.compile_ahead((True,) * len(program.variants.interface.tangents))
 
     names = (getattr(fn, "__qualname__", ""), type(fn).__name__)
     return Prediction(

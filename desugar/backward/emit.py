@@ -125,10 +125,10 @@ def plan_backward(
         results: The names of the compiled graph's outputs.
         leaves: Result leaf -> expression.
     """
-    plan, traced = BackwardPlan(), spec.interface
-    input_paths, output_paths = first_paths(spec.inputs.values), first_paths(traced.outputs.values)
-    returned = list(traced.outputs.positions)
-    mutated = {leaf for leaf, _, _ in traced.outputs.versions}
+    plan, interface = BackwardPlan(), spec.interface
+    input_paths, output_paths = first_paths(spec.inputs.values), first_paths(interface.outputs.values)
+    returned = list(interface.outputs.positions)
+    mutated = {leaf for leaf, _, _ in interface.outputs.versions}
     for source in split.backward_inputs:
         match source:
             case FromInput(index) if input_paths.get(index, (None,))[0] in mutated:
@@ -141,7 +141,7 @@ def plan_backward(
                     plan.leaves[leaf] = plan.save(source, inputs.leaves[leaf])
             case FromInput(index):
                 plan.reads[source] = plan.keep_other(inputs.slots[index])
-            case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
+            case FromForward(index) if index < interface.num_forward and returned[index] in output_paths:
                 leaf, path = output_paths[returned[index]]
                 plan.save(source, results[index] if path else leaves[leaf])
             case FromForward(index) if isinstance(split.forward_outputs[index], Tensor):
@@ -151,17 +151,17 @@ def plan_backward(
             case FromTangent():
                 pass
     plan.leaves |= {leaf: plan.keep(inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
-    _plan_tangents(plan, traced, leaves)
+    _plan_tangents(plan, interface, leaves)
     return plan
 
 
-def _plan_tangents(plan: BackwardPlan, traced: Interface, leaves: Mapping[int, str]) -> None:
-    for number, value in traced.tangents:
+def _plan_tangents(plan: BackwardPlan, interface: Interface, leaves: Mapping[int, str]) -> None:
+    for number, value in interface.tangents:
         companions = (path for part, path in parts_of(value) if isinstance(part, Constant))
         for path in companions:  # non-differentiable inner tensors that a tangent shares with its result
             plan.companion_reads[number, path] = plan.keep_other(".".join([leaves[number], *path]))
-        for slot, path in paths_of(value) if len(traced.tangents) > 1 else ():
-            if is_symbolic(traced.tangent_items[slot]):
+        for slot, path in paths_of(value) if len(interface.tangents) > 1 else ():
+            if is_symbolic(interface.tangent_items[slot]):
                 plan.size_reads[slot] = plan.keep_other(".".join([leaves[number], *path, "size()"]))
 
 
@@ -206,9 +206,9 @@ class VariantEmitter:
 
     Attributes:
         out: Receives the text.
-        traced: The traced function.
+        interface: The inputs and outputs of the joint graph.
         plan: The values that the forward saves.
-        fallback: The name of the function that runs for gradients which do not match the traced gradients.
+        on_mismatch: The name of the function that runs for gradients which do not match the traced gradients.
         autocast: Whether autocast is on for some device.
         reads_memory: Whether the compiled graph reads memory directly, without support for lazy negation and for
             vmap's batches.
@@ -217,27 +217,29 @@ class VariantEmitter:
     def __init__(
         self,
         out: Emitter,
-        traced: Interface,
+        interface: Interface,
         plan: BackwardPlan,
-        fallback: str,
+        on_mismatch: str,
         *,
         autocast: bool,
         reads_memory: bool,
     ) -> None:
-        self.out, self.traced, self.plan, self.fallback = out, traced, plan, fallback
+        self.out, self.interface, self.plan, self.on_mismatch = out, interface, plan, on_mismatch
         self.autocast, self.reads_memory = autocast, reads_memory
 
     def emit(self, variant: Variant) -> None:
         """Emits `def <name>(ctx, tangent0, ...)`."""
         out = self.out
-        tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
+        tangents = {number: f"tangent{number}" for number, _ in self.interface.tangents}
         with block(out, f"def {variant_name(variant.present)}(ctx, {', '.join(tangents.values())}):"):
             if variant.compiled is None:
-                out.writeline(f"return {', '.join(['None'] * (2 + len(differentiable_leaves(self.traced))))}")
+                out.writeline(
+                    f"return {', '.join(['None'] * (2 + len(differentiable_leaves(self.interface))))}"
+                )
                 return
             arrived = [
                 (number, value)
-                for (number, value), present in zip(self.traced.tangents, variant.present, strict=True)
+                for (number, value), present in zip(self.interface.tangents, variant.present, strict=True)
                 if present
             ]
             items = self.emit_unwrapping(arrived, self.emit_check(tangents, arrived))
@@ -245,7 +247,7 @@ class VariantEmitter:
             self._emit_gradients(variant, items)
 
     def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
-        """Emits the check that gradients match the traced gradients; the fallback runs for others.
+        """Emits the check that gradients match the traced gradients; `on_mismatch` runs for others.
 
         A gradient that does not arrive fails the check too, since None has another type.
 
@@ -268,7 +270,7 @@ class VariantEmitter:
             for number, text in enumerate(mismatches):
                 out.writeline(f"or {text}" if number else text)
         with block(out, "):"):
-            out.writeline(f"return {self.fallback}(ctx, {tuple_of(tangents.values())})")
+            out.writeline(f"return {self.on_mismatch}(ctx, {tuple_of(tangents.values())})")
         return items
 
     def _mismatches(
@@ -349,7 +351,9 @@ class VariantEmitter:
                 else:
                     read = ".".join([f"tangent{number}", *path])
                     items[slot] = self.out.fresh_name(f"g{slot}")
-                text = read if self.reads_memory else self._restrided(read, self.traced.tangent_items[slot])
+                text = (
+                    read if self.reads_memory else self._restrided(read, self.interface.tangent_items[slot])
+                )
                 self.out.writeline(f"{items[slot]} = {text}")
         if self.reads_memory:
             self._emit_settling(items)
@@ -365,15 +369,15 @@ class VariantEmitter:
     def _emit_settling(self, items: dict[int, str]) -> None:
         """Emits one C++ check of all plain tangents; `settle` converts tangents that do not pass, if it can."""
         out, names = self.out, list(items.values())
-        fakes = [self.traced.tangent_items[slot] for slot in items]
+        fakes = [self.interface.tangent_items[slot] for slot in items]
         note_skipped_check(out, "type, memory order and lazy negation one by one: one C++ call looks at all")
         check = out.bind(tensor_guards(fakes).check, "same_gradients")
         with block(out, f"if not {check}({', '.join(names)}):"):
             orders = tuple_of(str(stride_order(fake)) for fake in fakes)
             out.writeline(f"settled = {out.bind(settle, 'settle')}({tuple_of(names)}, {orders})")
             with block(out, "if settled is None:"):
-                tangents = tuple_of(f"tangent{number}" for number, _ in self.traced.tangents)
-                out.writeline(f"return {self.fallback}(ctx, {tangents})")
+                tangents = tuple_of(f"tangent{number}" for number, _ in self.interface.tangents)
+                out.writeline(f"return {self.on_mismatch}(ctx, {tangents})")
             out.writeline(f"{targets_of(names)} = settled")
         for name, fake in zip(names, fakes, strict=True):
             if any(map(is_symbolic, fake.size())):  # the C++ check skips symbolic strides
@@ -384,7 +388,7 @@ class VariantEmitter:
         for source in variant.sources:
             if isinstance(source, FromTangent) and source.index not in items:
                 items[source.index] = self.out.fresh_name(f"g{source.index}")
-                fake = self.traced.tangent_items[source.index]
+                fake = self.interface.tangent_items[source.index]
                 size = self.plan.size_reads.get(source.index) or repr(tuple(fake.size()))
                 self.out.writeline(f"{items[source.index]} = {zeros_expression(self.out, fake, size)}")
 
@@ -406,8 +410,8 @@ class VariantEmitter:
             self.autocast,
         )
         returned = ["None", "None"]
-        for number in differentiable_leaves(self.traced):
-            value = dict(self.traced.grads)[number]
+        for number in differentiable_leaves(self.interface):
+            value = dict(self.interface.grads)[number]
             assert value is not None
             items_of_leaf = [variant.gradients[slot] for slot, _ in paths_of(value)]
             # A gradient of a class also holds non-differentiable inner tensors, such as offsets.
@@ -425,9 +429,9 @@ def value_class(value: Value) -> Any:
     return cls._value_cls if is_one else None
 
 
-def differentiable_leaves(traced: Interface) -> list[int]:
+def differentiable_leaves(interface: Interface) -> list[int]:
     """Returns the input leaves that get a gradient."""
-    return [number for number, value in traced.grads if value is not None]
+    return [number for number, value in interface.grads if value is not None]
 
 
 def stride_order(fake: Tensor) -> tuple[int, ...]:

@@ -3,9 +3,9 @@
 `torch.autograd.grad` over the function is a function itself, and `pipeline` compiles it. Its gradients are correct to
 any order, because autograd computes them.
 
-Eager mode does not keep all arguments of a call alive until its backward, so neither does the wrapper. An argument
-that the forward saves is read from the saved tensors. A leaf of autograd is read from the autograd graph. The other
-arguments are weakly referenced, unless gradients of another type than the traced type are common.
+Eager mode does not keep all arguments of a call alive until its backward, so neither does the runtime wrapper. An
+argument that the forward saves is read from the saved tensors. A leaf of autograd is read from the autograd graph. The
+other arguments are weakly referenced, unless gradients of another type than the traced type are common.
 """
 
 from __future__ import annotations

@@ -2,8 +2,13 @@
 
 A variant is generated when its set of gradients first arrives. It is compiled then, or earlier
 (:mod:`desugar.backends.inductor_patches`). For gradients of the traced types, a variant runs a compiled graph on the
-saved values: the backward graph for all gradients, or a pruned graph if some do not arrive. For a gradient of another
-type or metadata, or if the backward is itself differentiated, :mod:`desugar.backward.recompute` runs.
+saved values: the backward graph for all gradients, or a pruned graph if some do not arrive.
+
+:mod:`desugar.backward.recompute` runs the function again in three cases:
+
+- A gradient has another type or other metadata.
+- The backward is itself differentiated.
+- Some gradients do not arrive, and pruning could give wrong gradients (`BackwardVariants._needs_recompute`).
 """
 
 from __future__ import annotations
@@ -63,14 +68,17 @@ class BackwardVariants:
     """All backwards of one program.
 
     Attributes:
-        spec, traced, split, graphs: The program, its results and gradients, its forward and backward, and its graphs.
+        spec: The description of the program.
+        interface: How the inputs and outputs of the joint graph map to argument and result leaves.
+        partition: The inputs and outputs of the forward and the backward.
+        load_graphs: Returns the plain graphs; a stored program loads them at the first call.
         mode: The fake mode of the graphs, with their shape environment.
         backend: Compiles the graphs.
         plan: The values that the forward saves and records.
         cache: Where compiled backwards are stored; None if they are not.
         recompute: Computes gradients by running the function again.
         table: The variants' functions so far.
-        sources: The texts of the generated functions.
+        texts: The texts of the generated functions.
         late_seconds: The time in seconds spent on compiling variants when they were first needed.
         function: The autograd function whose `backward` looks up variants; set when its text is built.
         is_direct: Whether variants call the code inside their graphs (:mod:`desugar.codegen.direct_calls`).
@@ -87,12 +95,12 @@ class BackwardVariants:
         cache: ProgramCache | None = None,
     ) -> None:
         assert compiled.spec.split is not None
-        self.spec, self.graphs, self.mode = compiled.spec, compiled.graphs, mode
-        self.traced, self.split = compiled.spec.interface, compiled.spec.split
+        self.spec, self.load_graphs, self.mode = compiled.spec, compiled.graphs, mode
+        self.interface, self.partition = compiled.spec.interface, compiled.spec.split
         self.backend, self.plan, self.cache = backend, plan, cache
         self.recompute = Recompute(compiled, plan, captured)
         self.table = VariantTable(self._build)
-        self.sources: list[str] = []
+        self.texts: list[str] = []
         self.late_seconds = 0.0
         self.function: type[torch.autograd.Function] | None = None
         self.is_direct = False
@@ -102,7 +110,7 @@ class BackwardVariants:
 
     def compile_ahead(self, present: tuple[bool, ...]) -> None:
         """Compiles the graph of a variant now; the variant's first call waits for the kernels."""
-        if self.is_compiled_for(present):
+        if self.uses_graph(present):
             graph = self._graph(present)
             with self.backend.postpone(graph) as kernels:
                 compiled = self._compile(graph)
@@ -145,29 +153,29 @@ class BackwardVariants:
             self.late_seconds += time.perf_counter() - start
         out = Emitter()
         name = variant_name(present)
-        out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
+        out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.interface.tangents))
         emitter = self.emitter(out, present)
         emitter.emit(self.describe(present, compiled))
         functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
         self.functions.append(functions[name])
         if self.is_direct:
             call_directly(functions[name])
-        self.sources.append(out.source)
+        self.texts.append(out.source)
         forget_with(self, graph_texts() - known)
         return functions[name]  # type: ignore[return-value]
 
-    def is_compiled_for(self, present: tuple[bool, ...]) -> bool:
+    def uses_graph(self, present: tuple[bool, ...]) -> bool:
         """Returns whether a compiled graph handles this set of arriving gradients."""
         return any(present) and not self._needs_recompute(present)
 
     def describe(self, present: tuple[bool, ...], compiled: CompiledGraph | None) -> Variant:
         """Returns the description of the variant for the gradients that arrive."""
         if all(present):
-            split = self.split
-            return Variant(present, split.backward_inputs, split.backward_items, split.gradients, compiled)
+            whole = self.partition
+            return Variant(present, whole.backward_inputs, whole.backward_items, whole.gradients, compiled)
         graph = self._graph(present)
         return Variant(
-            present, self._sources(graph), tuple(fake_inputs(graph)), output_items(graph), compiled
+            present, self._backward_inputs(graph), tuple(fake_inputs(graph)), output_items(graph), compiled
         )
 
     def _load_or_compile(self, present: tuple[bool, ...]) -> CompiledGraph:
@@ -186,12 +194,14 @@ class BackwardVariants:
 
     def emitter(self, out: Emitter, present: tuple[bool, ...]) -> VariantEmitter:
         """Returns the emitter of one variant."""
-        fallback = (self.run_another, "another_backward") if all(present) else (self.recompute, "recompute")
+        on_mismatch = (
+            (self.run_another, "another_backward") if all(present) else (self.recompute, "recompute")
+        )
         return VariantEmitter(
             out,
-            self.traced,
+            self.interface,
             self.plan,
-            out.bind(*fallback),
+            out.bind(*on_mismatch),
             autocast=self.spec.is_autocast,
             reads_memory=self.backend.reads_memory,
         )
@@ -207,7 +217,7 @@ class BackwardVariants:
     @property
     def _whole(self) -> fx.GraphModule:
         """The backward for all gradients."""
-        return self.graphs().backward  # type: ignore[return-value]
+        return self.load_graphs().backward  # type: ignore[return-value]
 
     def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
         if all(present):
@@ -223,10 +233,10 @@ class BackwardVariants:
 
         A gradient of a class arrives with all its inner tensors, which may be zeros, or not at all.
         """
-        depends = list(self.split.depends)
-        for _, value in self.traced.grads:
+        depends = list(self.partition.depends)
+        for _, value in self.interface.grads:
             slots = [] if value is None else [*slots_of(value)]
-            whole = frozenset().union(*(self.split.depends[slot] for slot in slots))
+            whole = frozenset().union(*(self.partition.depends[slot] for slot in slots))
             for slot in slots:
                 depends[slot] |= whole
         return depends
@@ -235,21 +245,23 @@ class BackwardVariants:
         """Returns the tangent slots that do not arrive."""
         return frozenset(
             slot
-            for (_, value), is_present in zip(self.traced.tangents, present, strict=True)
+            for (_, value), is_present in zip(self.interface.tangents, present, strict=True)
             if not is_present
             for slot in slots_of(value)
         )
 
     def _source_names(self) -> dict[str, BackwardInput]:
         placeholders = self._whole.graph.find_nodes(op="placeholder")
-        return {n.name: source for n, source in zip(placeholders, self.split.backward_inputs, strict=True)}
+        return {
+            n.name: source for n, source in zip(placeholders, self.partition.backward_inputs, strict=True)
+        }
 
-    def _sources(self, graph: fx.GraphModule) -> tuple[BackwardInput, ...]:
+    def _backward_inputs(self, graph: fx.GraphModule) -> tuple[BackwardInput, ...]:
         names = self._source_names()
         return tuple(names[node.name] for node in graph.graph.find_nodes(op="placeholder"))
 
     def _compile(self, graph: fx.GraphModule) -> CompiledGraph:
-        sources = self._sources(graph)
+        sources = self._backward_inputs(graph)
         saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
         return self.backend.compile(copy_graph(graph), kind, self.mode)[0]
@@ -269,35 +281,39 @@ class BackwardVariants:
         return run_eagerly(graph)
 
     def _needs_recompute(self, present: tuple[bool, ...]) -> bool:
-        """Whether the graph for all gradients does not determine the result for some of them."""
+        """Whether pruning the full backward could give wrong gradients, so that the function is differentiated again.
+
+        There are two such cases. A custom `torch.autograd.Function` may compute other gradients where one of its own
+        is None. The gradient of a plain argument may be a subclass only because of a missing gradient.
+        """
         if not any(present) or all(present):
             return False
         missing = self._missing(present)
-        return may_differ_without(self.traced.calls, missing) or self._has_other_gradient_type(present)
+        return may_differ_without(self.interface.calls, missing) or self._has_other_gradient_type(present)
 
     def _has_other_gradient_type(self, present: tuple[bool, ...]) -> bool:
         """Whether a plain argument's gradient is a subclass only because of a gradient that does not arrive."""
         arriving, missing = set[int](), set[int]()
-        for (_, value), is_present in zip(self.traced.tangents, present, strict=True):
+        for (_, value), is_present in zip(self.interface.tangents, present, strict=True):
             if isinstance(value, Wrapper):
                 (arriving if is_present else missing).update(slots_of(value))
-        for leaf, value in self.traced.grads:
+        for leaf, value in self.interface.grads:
             if isinstance(self.spec.inputs.values[leaf], Plain) and isinstance(value, Wrapper):
-                depends = frozenset().union(*(self.split.depends[slot] for slot in slots_of(value)))
+                depends = frozenset().union(*(self.partition.depends[slot] for slot in slots_of(value)))
                 if depends & missing and not depends & arriving:
                     return True
         return False
 
 
-def expected_tangents(traced: Interface) -> tuple[bool, ...]:
+def expected_tangents(interface: Interface) -> tuple[bool, ...]:
     """Predicts, per tangent, whether it will arrive.
 
     Results without dimensions are assumed to be losses, whose gradients arrive. Without such a result, all gradients
     are expected.
     """
     dims = [
-        len(value.size) if isinstance(value, Wrapper) else traced.tangent_items[value.index].dim()  # type: ignore[union-attr]
-        for _, value in traced.tangents
+        len(value.size) if isinstance(value, Wrapper) else interface.tangent_items[value.index].dim()  # type: ignore[union-attr]
+        for _, value in interface.tangents
     ]
     losses = tuple(dim == 0 for dim in dims)
     return losses if any(losses) else (True,) * len(losses)

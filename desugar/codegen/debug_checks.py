@@ -1,4 +1,4 @@
-"""Optional checks of everything that a generated wrapper assumes without a check.
+"""Optional checks of everything that a runtime wrapper assumes without a check.
 
 ``DESUGAR_RECHECK=1`` in the environment enables them for the programs that are compiled then. Their wrappers flatten
 every argument, saved tensor, gradient and result, and compare it with the structure that the guards prove. A check that

@@ -1,9 +1,9 @@
 """Calls the code inside Inductor's graphs, and backwards, without the layers around them.
 
-Calling a `CompiledFxGraph` finishes the autotuning of its compilation, checks for debugging tools and for a
-profiler, which costs 0.7 µs. Only the first call needs to finish autotuning. A wrapper does not need the debugging
-tools. The top of the call has checked for a profiler already. So only the first call of a graph, and each call under
-a profiler, goes through the `CompiledFxGraph` (see :mod:`desugar.dynamo.profiling`).
+Calling a `CompiledFxGraph` finishes the autotuning of its compilation, checks for debugging tools and for a profiler,
+which costs 0.7 µs. Only the first call needs to finish autotuning. A runtime wrapper does not need the debugging tools.
+The top of the call has checked for a profiler already. So only the first call of a graph, and each call under a
+profiler, goes through the `CompiledFxGraph` (see :mod:`desugar.dynamo.profiling`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Graph = Callable[[list[Any]], Sequence[Any]]
 
 
 class FirstCall:
-    """A compiled graph that replaces itself in a wrapper's globals by the code inside it, after its first call.
+    """A compiled graph that replaces itself in a runtime wrapper's globals by the code inside it, after its first call.
 
     Attributes:
         graph: The compiled graph.
@@ -63,7 +63,7 @@ def replace_backward(function: Any, variant: Callable[..., Any]) -> None:
 
 
 def graph_behind(scope: dict[str, Any], name: str) -> tuple[Graph, Graph]:
-    """Returns the graph behind a global name of a wrapper, and the callable that the name refers to now."""
+    """Returns the graph behind a global name of a runtime wrapper, and the callable that the name refers to now."""
     first = scope.get(_graph_name(name))
     return (first.graph if isinstance(first, FirstCall) else scope[name]), scope[name]
 

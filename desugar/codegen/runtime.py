@@ -1,4 +1,4 @@
-"""Functions that generated wrappers call in less common cases."""
+"""Functions that runtime wrappers call in less common cases."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def note_versions(tensors: Sequence[Tensor]) -> tuple[int | None, ...]:
     return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
-def raise_versions(tensors: Sequence[Tensor], before: Sequence[int | None], rises: Sequence[int]) -> None:
-    """Sets version counters to their values in eager mode, independently of how often the writes raised them.
+def bump_versions(tensors: Sequence[Tensor], before: Sequence[int | None], rises: Sequence[int]) -> None:
+    """Sets version counters to their values in eager mode, independently of how often the writes advanced them.
 
     Views and detached tensors share a counter. It rises by the sum over all tensors that share it.
 

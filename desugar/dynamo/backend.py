@@ -2,7 +2,7 @@
 
 Dynamo passes a graph of outer ops and real arguments to the backend, and guards the values that the user's Python code
 read. This module makes fakes of the arguments in Dynamo's own fake mode, so that its assumptions about sizes become
-Dynamo's guards. The generated wrapper repeats none of them. It checks only facts that Dynamo does not guard: overlaps
+Dynamo's guards. The runtime wrapper repeats none of them. It checks only facts that Dynamo does not guard: overlaps
 of a mutated tensor with others, storage offsets, global sizes of DTensors, and inference mode. A graph that desugaring
 does not support goes to PyTorch's AOTAutograd, and the reason is logged.
 
@@ -27,8 +27,8 @@ from desugar import _torch as torch_private, _torch_views
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.backward.recompute import CapturedFunction
+from desugar.dynamo.aot_autograd import compile_by_stock, is_saving, run_op_by_op
 from desugar.dynamo.attributes import break_at_assignments, trace_properties
-from desugar.dynamo.fallback import compile_by_stock, is_saving, run_op_by_op
 from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.profiling import with_profiler_name
 from desugar.errors import DesugarError
@@ -129,14 +129,14 @@ def compile_graph(
             [_make_fake(leaf, inputs.mode, context) for leaf in leaves],
             torch_private.source_names(gm),
         )
-        fallback = run_op_by_op(
+        on_mismatch = run_op_by_op(
             gm, f"a call of {function_name(gm, gm)} whose arguments overlap or begin elsewhere in memory"
         )
         cache = cache or find_store_cache(gm, inputs, backend, read)
         captured = CapturedFunction(
             lambda traced: gm(*traced), lambda fn: Specialized(fn, backend, "a derivative", gm, names)
         )
-        program = build_program(captured, inputs, backend, fallback, cache)
+        program = build_program(captured, inputs, backend, on_mismatch, cache)
         program.names = names
     program.is_whole = not torch_private.ends_in_graph_break(gm)
     guard_state(read)

@@ -70,7 +70,7 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Explains one call: the traced ops, the plain ops of each line, the guards, the wrapper and the cost.
+    """Explains one call: the traced ops, the plain ops of each line, the guards, the runtime wrapper and the cost.
 
     Each call of `explain` captures the function anew as one graph, as `desugar.trace` does, and does not run it. The
     result of `desugar.compile` is explained with its own backend, any other function with the backend "eager". To
@@ -130,7 +130,7 @@ def _explain(
             return
         if program.variants is not None:  # the backward for all gradients
             with resumed(recording):
-                program.variants.table[(True,) * len(program.variants.traced.tangents)]
+                program.variants.table[(True,) * len(program.variants.interface.tangents)]
         record = collect_program(recording, backend.name)
         measure = partial(measure_cost, program, program.spec.outputs, recording.args)
         explained.append((record, take_guards(recording, record), measure))

@@ -192,7 +192,7 @@ class FailedGuard(Record):
 
 @dataclass(frozen=True, slots=True)
 class LeftOut(Record):
-    """A check that the wrapper omits: its line in the text (from 0), the check, and its proof."""
+    """A check that the runtime wrapper omits: its line in the text (from 0), the check, and its proof."""
 
     line: int
     check: str
@@ -204,7 +204,7 @@ class Cost(Record):
     """Median seconds of one call.
 
     Attributes:
-        call: Seconds of the wrapper, with the compiled graph in it, without Dynamo's guards.
+        call: Seconds of the runtime wrapper, with the compiled graph in it, without Dynamo's guards.
         graph: Seconds of the compiled graph.
         rounds: The number of measured calls.
     """
@@ -220,7 +220,7 @@ class Cost(Record):
 
     @property
     def share(self) -> float:
-        """The wrapper's fraction of a call."""
+        """The runtime wrapper's fraction of a call."""
         return self.wrapper / self.call if self.call else 0.0
 
 
@@ -264,7 +264,7 @@ class Program(Record):
         sources, ops, graphs: The user's lines, the outer ops and the plain graphs, linked by op numbers.
         saved: The values that the backward reads; `saved_bytes` counts the saved values besides inputs and results.
         wrapper: The generated text.
-        left_out: The checks that the wrapper omits.
+        left_out: The checks that the runtime wrapper omits.
         materialized: Materializing fallbacks.
         cost: The measured cost, or None with the reason in `no_cost`.
         calls: The number of its calls; None if they were not counted.

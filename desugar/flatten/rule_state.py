@@ -5,14 +5,20 @@ graph is traced, so the values that they read are constants of the program. This
 of the rules, and makes Dynamo guard them:
 
 - a global or closure variable that holds a number, a string, an enum member, a dtype, or a small container of them,
-- such an attribute of a module, class or object that a global or closure variable refers to, up to four attributes
-  deep (``CONFIG.scaling.factor``),
+- such an attribute of a module, class or object that a global or closure variable refers to,
+- attributes of attributes, up to five deep (``CONFIG.scaling.factor`` is two deep),
 - the identity of these modules, classes and objects,
 - the `Constant` that an attribute of a class holds,
 - the function that a global name refers to.
 
-The search covers the functions that a rule calls by a global name or as a method of its class, too. It leaves out
-values that the trace itself changes: a counter of calls counts traces.
+The search does not follow which object an attribute belongs to. It tries every name in the code of a rule on every
+object that the code refers to. So where a rule reads ``A.scale`` and ``B.step``, an ``A.step`` that no rule reads is
+guarded, too.
+
+The search covers the functions that a rule calls by a global name or as a method of its class, too. It reads the code
+of the *author* alone: the user who wrote the class or a function of it. Code of torch, of the standard library and of
+this project is left out. A global that a rule increments is left out: it changes on every trace, so a guard on it
+would never hold.
 """
 
 from __future__ import annotations
@@ -40,7 +46,7 @@ from subclasses.spec.constants import Constant
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 _CONTAINERS = (tuple, list, dict)
 _MAX_ITEMS, _MAX_DEPTH = 256, 8  # of a container, which is compared item by item
-_MAX_ATTRIBUTES = 4  # in a chain
+_MAX_ATTRIBUTES = 5  # in a chain
 _FUNCTIONS = types.FunctionType | types.MethodType | functools.partial
 _STORES = ("STORE_GLOBAL", "STORE_DEREF")
 _MISSING = object()
@@ -85,7 +91,11 @@ class StateRead:
         return getattr(self.holder, self.name, _MISSING)
 
     def is_as_traced(self) -> bool:
-        """Returns whether the value is still the traced one; `1` is neither `True` nor `1.0`, nor is `0.0` `-0.0`."""
+        """Returns whether the value is still the traced one.
+
+        `1` is neither `True` nor `1.0`, in containers, too. `0.0` is not `-0.0`, except in a container, where both
+        are equal.
+        """
         now, value = self.now(), self.value
         if now is value:
             return True  # a container, which may change in place, was copied
@@ -226,7 +236,7 @@ class _Search:
             return self.add_function(inside, cls) if isinstance(inside, _FUNCTIONS) else None
         if (wrapped := getattr(function, "__wrapped__", None)) is not None:
             self.add_function(wrapped, cls)
-        if not is_authors(function.__code__.co_filename):
+        if not is_user_code(function.__code__.co_filename):
             return None
         names = frozenset(_names_in(function.__code__)).difference(_names_in(function.__code__, _STORES))
         for name in sorted(names) if cls is not None else ():  # the store's key has the reads in their order
@@ -247,17 +257,22 @@ class _Search:
             holder: The namespace, cell or object that holds the value.
             name: Its name there.
             value: The value.
-            names: The names of attributes that the code reads.
+            names: All names in the code. The object that has the attribute is not followed, so each name is tried.
             depth: The number of attributes that lead to the value.
         """
         if isinstance(value, type) and issubclass(value, TensorSubclass):
             self.add_class(value)
         if isinstance(value, _FUNCTIONS | classmethod | staticmethod):
             self.add_function(getattr(value, "__func__", value), None)
-            is_known = depth == 0 and not isinstance(holder, type) and is_authors(_file_of(value))
+            is_known = depth == 0 and not isinstance(holder, type) and is_user_code(_file_of(value))
         elif _is_plain(value) or isinstance(value, Constant):
             is_known = True
-        elif value is _MISSING or isinstance(value, Tensor) or _is_librarys(value) or depth > _MAX_ATTRIBUTES:
+        elif (
+            value is _MISSING
+            or isinstance(value, Tensor)
+            or _is_library_module(value)
+            or depth >= _MAX_ATTRIBUTES
+        ):
             is_known = False
         else:
             attributes = [(one, _static(value, one)) for one in sorted(names)]
@@ -279,15 +294,15 @@ def _file_of(function: Any) -> str:
     return getattr(getattr(function, "__code__", None), "co_filename", "")
 
 
-def _is_librarys(value: Any) -> bool:
-    """Whether a value is a module that is not the author's, such as ``torch``."""
+def _is_library_module(value: Any) -> bool:
+    """Whether a value is a module that the author did not write, such as ``torch``."""
     file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
-    return file is not None and not is_authors(file)
+    return file is not None and not is_user_code(file)
 
 
-def is_authors(filename: str) -> bool:
-    """Returns whether a file is not a library's. `python -c` and `exec` name the file of their code `<string>`."""
-    return filename == "<string>" or is_users_file(filename)  # of `python -c` and of `exec`
+def is_user_code(filename: str) -> bool:
+    """Returns whether code of this file is the author's. `python -c` and `exec` name their file `<string>`."""
+    return filename == "<string>" or is_users_file(filename)
 
 
 def _static(owner: Any, name: str) -> Any:

@@ -44,7 +44,7 @@ def result_leaves(result: Any) -> list[Any]:
     Dynamo's graphs return flat tuples. Dynamo itself flattens and rebuilds every other structure that the user's
     function takes or returns.
     """
-    import optree  # the wrappers of loaded programs do not need it
+    import optree  # the runtime wrappers of loaded programs do not need it
 
     return optree.tree_leaves(result, none_is_leaf=True)
 

@@ -1,7 +1,8 @@
 """The description of a program, and the results of the stages: traced, partitioned and compiled graphs.
 
-The passes work on the graphs. The wrapper is written from one description of a program (`ProgramSpec`), which the store
-and packages write to files. So a program from a file needs no graph: its graphs are loaded on first use (`Graphs`).
+The passes work on the graphs. The runtime wrapper is written from one description of a program (`ProgramSpec`), which
+the store and packages write to files. So a program from a file needs no graph: its graphs are loaded on first use
+(`Graphs`).
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ class Outputs:
             replaced inner tensors.
         items: Fake tensors and symbolic ints, by output slot.
         inputs: Output slot -> input slot, for each output that is an input itself.
-        writes: (input leaf, index in `values`) of each mutated input whose write autograd recorded. The wrapper copies
-            the value into the input after the call.
+        writes: (input leaf, index in `values`) of each mutated input whose write autograd recorded. The runtime wrapper
+            copies the value into the input after the call.
         stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
         stored_views: (output slot, input slot) of each computed inner tensor in the memory of an input in `stores`.
         versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
@@ -148,7 +149,7 @@ class Outputs:
 
     @property
     def unread_positions(self) -> set[int]:
-        """The indices of the graph outputs that the wrapper does not read: stored outputs and effect tokens."""
+        """The indices of the graph outputs that the runtime wrapper does not read: stored outputs and effect tokens."""
         return {*self.store_positions.values(), *self.token_positions}
 
     @property
@@ -385,7 +386,7 @@ class ProgramSpec:
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraphs:
-    """The result of all stages before the wrapper.
+    """The result of all stages before the runtime wrapper.
 
     Attributes:
         spec: The description of the program.

@@ -84,7 +84,7 @@ class Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A result leaf that is a view of an input leaf or of another result; the wrapper replays the view at run time.
+    """A result leaf that is a view of an input leaf or of another result; the runtime wrapper takes the view again.
 
     Attributes:
         of: The kind of the base: "input" or "output".

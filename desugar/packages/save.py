@@ -109,10 +109,10 @@ def _compile_backwards(captured: Captured) -> None:
     variants = captured.program.variants
     if variants is None:
         return
-    count = len(variants.traced.tangents)
+    count = len(variants.interface.tangents)
     alone = [tuple(n == one for n in range(count)) for one in range(count)]
     for present in dict.fromkeys([(True,) * count, *alone]):
-        if all(present) or variants.is_compiled_for(present):
+        if all(present) or variants.uses_graph(present):
             variants.table[present]
             if present not in captured.cache.backwards:
                 raise PackageError("the backward assumes sizes that the forward does not: pass dynamic=False")

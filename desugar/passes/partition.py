@@ -128,8 +128,8 @@ def _replace_saved_views(
 ) -> None:
     """Makes the backward take the owner of each saved view, and compute the view.
 
-    The partitioner may save a view (a transpose, a slice) of an input or a result. The wrapper holds the input or
-    result anyway, and autograd detects a later write only through it.
+    The partitioner may save a view (a transpose, a slice) of an input or a result. The runtime wrapper holds the input
+    or result anyway, and autograd detects a later write only through it.
 
     Args:
         forward: The forward graph, which holds the saved nodes.

@@ -1,4 +1,4 @@
-"""The file name of generated wrappers, and the removal of the source text of graphs."""
+"""The file name of runtime wrappers, and the removal of the source text of graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from desugar import _torch as torch_private
 
-# In a directory of torch that Dynamo skips, so that Dynamo does not trace a wrapper. The file need not exist.
+# In a directory of torch that Dynamo skips, so that Dynamo does not trace a runtime wrapper. The file need not exist.
 WRAPPER_FILE = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "desugar_wrapper.py")
 
 

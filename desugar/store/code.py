@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from desugar.flatten.rule_state import is_authors
+from desugar.flatten.rule_state import is_user_code
 from desugar.store.pickling import CannotStore
 from subclasses import TensorSubclass
 from subclasses.errors import one_of
@@ -87,7 +87,7 @@ class _Reader:
 
     def _add_member(self, read_by: str, name: str, member: Any) -> None:
         for part in _functions_of(member):
-            if is_authors(part.__code__.co_filename) and not _is_generated(part):
+            if is_user_code(part.__code__.co_filename) and not _is_generated(part):
                 self.add_function(part)
         is_generated = name.startswith("_") or name in ("implements", "torch")
         if not is_generated and isinstance(member, (*_CONSTANTS, tuple, list, dict, set, frozenset)):

@@ -1,9 +1,9 @@
 """Stored programs: the results of the stages for a graph, for a process that compiles the same graph again.
 
 A program's file holds three things. *Guards*: the conditions on sizes that the compilation assumed. A file fits a call
-if they hold, and they become guards of the new compilation. *Records*: the descriptions from which the wrapper is
-generated. *Graphs*: the compiled forward, and the plain graphs, which are loaded on first use. Each compiled backward
-is a file of its own, since it is compiled when its gradients first arrive.
+if they hold, and they become guards of the new compilation. *Records*: the descriptions from which the runtime wrapper
+is generated. *Graphs*: the compiled forward, and the plain graphs, which are loaded on first use. Each compiled
+backward is a file of its own, since it is compiled when its gradients first arrive.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ProgramCache:
     """Keeps a program in this process; subclasses write it to files that another process reads.
 
     Attributes:
-        stored: The program without its wrapper.
+        stored: The program without its runtime wrapper.
         inputs: Its flattened arguments.
         backwards: Which gradients arrive -> the compiled backward.
     """

@@ -1,15 +1,21 @@
 """Unwraps the result of a run, and finds the inputs that the function mutated.
 
-A result leaf is one of three things:
+A result leaf is one of these:
 
-- An input object itself.
-- A view of an argument or of another result. The wrapper takes the view again at run time, so that the caller gets a
-  real view of the real tensor.
-- A value that the graph computes.
+- An input object itself (`Same("input", ...)`).
+- The object of an earlier result (`Same("output", ...)`).
+- A view of an argument, of an inner tensor of an argument, or of another result (`View`). The runtime wrapper takes the
+  view again, so that the caller gets a real view of the real tensor.
+- A tensor that the graph computes: a plain tensor (`Plain`) or the inner tensors of a subclass value (`Wrapper`).
+- A symbolic number, or another object that is not a tensor and is a constant of the program (`Constant`).
+
+A *hidden result* is a value that the graph computes for the runtime wrapper and that the caller does not get. It is the
+base of results that share memory, the new value of a mutated input, or an inner tensor that the function assigned.
+Hidden results follow the visible results.
 
 A mutated input gets its new value in one of two ways. Where autograd recorded the mutation, the new value is a hidden
-result of the program, and the wrapper calls `copy_`, which autograd records again. Otherwise the graph stores the new
-value. Functionalization has turned every mutation into a value, so one store at the end of the graph is enough.
+result of the program. The runtime wrapper calls `copy_`, which autograd records again. Otherwise the graph stores the
+new value. Functionalization has turned every mutation into a value, so one store at the end of the graph is enough.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 One kind is a view of an inner tensor of an argument, such as `x.values[1:3]`. The graph could compute such a result,
 but PyTorch would not treat it as a view. A write to the result would change the argument, and neither its version
-counter nor autograd would record the write. So the wrapper takes the view again, on the inner tensor that `unwrap()`
-returns, or on the attribute that holds it.
+counter nor autograd would record the write. So the runtime wrapper takes the view again, on the inner tensor that
+`unwrap()` returns, or on the attribute that holds it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from desugar.codegen.build_values import (
     view_ints,
 )
 from desugar.codegen.debug_checks import Expected, emit_recheck
-from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
+from desugar.codegen.runtime import bump_versions, check_inference_mode, note_versions
 from desugar.codegen.text import block, targets_of, tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking
 from desugar.ir.stages import CompiledGraphs, FromForward, PartitionSpec, ProgramSpec
@@ -43,13 +43,13 @@ from subclasses.source_text.emitter import Emitter
 
 
 def emit_program(
-    compiled: CompiledGraphs, fallback: Callable[..., Any]
+    compiled: CompiledGraphs, on_mismatch: Callable[..., Any]
 ) -> tuple[Emitter, BackwardPlan | None]:
     """Emits the text of one program: the autograd function if there is a backward, then `run`.
 
     Args:
         compiled: The program.
-        fallback: Runs the calls whose arguments share memory, have other storage offsets, or are DTensors of other
+        on_mismatch: Runs the calls whose arguments share memory, have other storage offsets, or are DTensors of other
             sizes, where the program depends on these.
 
     Returns:
@@ -62,11 +62,11 @@ def emit_program(
         plan = _emit_function(out, compiled, compiled.spec.split)
         out.writeline()
         out.writeline()
-    _emit_run(out, compiled, fallback)
+    _emit_run(out, compiled, on_mismatch)
     return out, plan
 
 
-def _emit_run(out: Emitter, compiled: CompiledGraphs, fallback: Callable[..., Any]) -> None:
+def _emit_run(out: Emitter, compiled: CompiledGraphs, on_mismatch: Callable[..., Any]) -> None:
     spec = compiled.spec
     parameters = [out.fresh_name(f"a{n}") for n in range(spec.inputs.num_arguments)]
     with block(out, f"def run({', '.join(parameters)}):"):
@@ -75,7 +75,7 @@ def _emit_run(out: Emitter, compiled: CompiledGraphs, fallback: Callable[..., An
         mismatches += _global_shape_mismatches(out, spec, names)
         if mismatches:
             with block(out, f"if {' or '.join(mismatches)}:"):
-                out.writeline(f"return {out.bind(fallback, 'fallback')}({', '.join(parameters)})")
+                out.writeline(f"return {out.bind(on_mismatch, 'run_eagerly')}({', '.join(parameters)})")
         tensors = spec.inputs.tensor_leaves
         arguments = Expected(
             "arguments", tuple(spec.inputs.values[n] for n in tensors), dict(enumerate(spec.inputs.items))
@@ -156,7 +156,7 @@ def _emit_inference_check(out: Emitter, spec: ProgramSpec, names: Names) -> None
 
 
 def _emit_version_reads(out: Emitter, spec: ProgramSpec, names: Names) -> str | None:
-    """Emits the lines that read the version counters of mutated tensors; returns the line that raises them later."""
+    """Emits the lines that read the version counters of mutated tensors; returns the line that advances them later."""
     rises = spec.outputs.versions
     if not rises:
         return None
@@ -165,7 +165,7 @@ def _emit_version_reads(out: Emitter, spec: ProgramSpec, names: Names) -> str | 
     out.writeline(f"{written} = {tensors}")
     out.writeline(f"{before} = {out.bind(note_versions, 'note_versions')}({written})")
     amounts = tuple_of(rise for _, _, rise in rises)
-    return f"{out.bind(raise_versions, 'raise_versions')}({written}, {before}, {amounts})"
+    return f"{out.bind(bump_versions, 'bump_versions')}({written}, {before}, {amounts})"
 
 
 def _emit_views(

@@ -1,4 +1,4 @@
-"""Generates and builds the wrapper of a program from its record; no text of the file becomes code."""
+"""Generates and builds the runtime wrapper of a program from its record; no text of the file becomes code."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
         out = Emitter()
         tangents = (f"tangent{number}" for number, _ in self._spec.interface.tangents)
         out.reserve("ctx", "saved", "_", name, *tangents)
-        fallback = out.bind(self._run_another if all(present) else _refuse_gradients, "another_backward")
+        on_mismatch = out.bind(self._run_another if all(present) else _refuse_gradients, "another_backward")
         emitter = VariantEmitter(
-            out, self._spec.interface, self._plan, fallback, autocast=False, reads_memory=True
+            out, self._spec.interface, self._plan, on_mismatch, autocast=False, reads_memory=True
         )
         emitter.emit(variant)
         function = build_functions(out.source, out.namespace, filename=FILE, owner=self)[name]

@@ -362,14 +362,14 @@ class Callee:
 
 
 def build_entry(
-    signature: inspect.Signature, callees: Sequence[Callee], fallback: Callable[..., Any]
+    signature: inspect.Signature, callees: Sequence[Callee], on_mismatch: Callable[..., Any]
 ) -> tuple[Callable[..., Any], str]:
     """Builds the function of a package.
 
     Args:
         signature: The parameters of the saved function.
         callees: The programs.
-        fallback: Called with the arguments, in the order of the parameters, if they pass no program's check.
+        on_mismatch: Called with the arguments, in the order of the parameters, if they pass no program's check.
 
     Returns:
         The function, and its text.
@@ -380,7 +380,7 @@ def build_entry(
     with block(out, f"def call{signature.replace(parameters=parameters)}:"):
         for callee in callees:
             _Text(out, callee).emit()
-        out.writeline(f"return {out.bind(fallback, 'fallback')}({', '.join(signature.parameters)})")
+        out.writeline(f"return {out.bind(on_mismatch, 'on_mismatch')}({', '.join(signature.parameters)})")
     return build_functions(out.source, out.namespace, filename=FILE)["call"], out.source
 
 

@@ -118,7 +118,7 @@ def test_the_backward_is_compiled_beside_the_forward(empty_cache, backwards):
 def test_a_result_without_dimensions_is_a_loss(fn, expected):
     compiled = by_pass(fn)
     called(compiled)
-    assert expected_tangents(compiled.programs[0].variants.traced) == expected
+    assert expected_tangents(compiled.programs[0].variants.interface) == expected
 
 
 @pytest.mark.sweep(12)

@@ -47,7 +47,7 @@ def text_of(fn, *args):
     compiled = by_pass(fn)
     backward(compiled(*args))
     (program,) = compiled.programs
-    (text,) = program.variants.sources
+    (text,) = program.variants.texts
     return text
 
 
@@ -126,7 +126,7 @@ def test_what_has_no_gradient_is_shared_with_the_result():
     (program,) = judge(torch.clone, lambda: (make(Int8Like, 2, 3, grad=True),)).programs
     companion, *_ = program.variants.plan.others
     assert isinstance(program.outputs[0], Wrapper) and companion.endswith(".qdata")
-    assert len(program.variants.traced.tangent_items) == 1 and "equal(" in program.variants.sources[0]
+    assert len(program.variants.interface.tangent_items) == 1 and "equal(" in program.variants.texts[0]
 
 
 @pytest.mark.sweep(2)
@@ -200,8 +200,8 @@ def test_members_are_compiled_when_they_are_met():
     assert sizes == [2, 3, 4, 4, 4]  # a forward, then one backward for each combination
     variants = compiled.programs[0].variants
     assert set(variants.table) == {(True,) * 3, (False, True, True), (False, True, False)}
-    assert len(variants.sources) == 3
-    assert compiled.programs[0].source.endswith(variants.sources[-1])
+    assert len(variants.texts) == 3
+    assert compiled.programs[0].source.endswith(variants.texts[-1])
     # The member for all gradients is the backward, and passes other sets of gradients on.
     assert compiled.programs[0].run.__globals__["Backward"].backward is variants.table[(True,) * 3]
 

@@ -194,7 +194,7 @@ def test_a_broadcast_zero_is_kept():
 def test_members_have_no_op_of_the_missing_result(cls, missing):
     compiled = judge(lambda x: (x.cos(), x.tanh()), lambda: (make(cls, 2, 6, grad=True),), missing=[missing])
     variants = compiled.programs[0].variants
-    (text,) = variants.sources
+    (text,) = variants.texts
     present = (missing == 1, missing == 0)
     assert f"def backward_{present[0]:d}{present[1]:d}(ctx" in text
     assert "zeros" not in text  # the missing gradient is not made up
@@ -206,7 +206,7 @@ def test_members_have_no_op_of_the_missing_result(cls, missing):
 def test_no_gradient_at_all():
     program = desugar.trace(lambda x: (x * 2, x * 3), make(Pair, 3, grad=True))
     assert program.variants.table[False, False](None, None, None) == (None, None, None)
-    assert "compiled_graph" not in program.variants.sources[0]
+    assert "compiled_graph" not in program.variants.texts[0]
 
 
 # Two results; the size of `b` is an expression of the size of `a`, and only the second result needs `a`.

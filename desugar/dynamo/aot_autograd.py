@@ -1,4 +1,4 @@
-"""The fallback: PyTorch's AOTAutograd compiles a graph that desugaring does not support.
+"""Gives a graph that desugaring does not support to PyTorch's AOTAutograd.
 
 AOTAutograd does not compare the memory of inner tensors. Where two inner tensors share memory and the graph writes to
 one, its program reads the old values from the other. A call with such arguments runs op by op.
