@@ -1,13 +1,19 @@
 """Differentiable construction of a wrapper, and differentiable access to its inner tensors.
 
-A wrapper stores raw inner tensors, which never require grad. Two autograd functions connect the outer tensor with inner
-tensors in the autograd graph::
+A wrapper stores inner tensors that do not require grad. Two autograd functions connect the wrapper with inner tensors
+in the autograd graph::
 
     inner tensors --Construct--> wrapper --Unwrap--> inner tensors
 
+A third one, :class:`Operand`, converts the plain gradients of ops with PyTorch's formulas.
+
+An *open wrapper* is the exception: it stores inner tensors that may require grad, and does not require grad itself.
+Autograd records code that reads its inner tensors raw, such as ``materialize``.
+
 A cotangent that reaches a wrapper may have the wrapper's class, the same metadata and the same non-differentiable inner
 tensors. It may also be a plain tensor of the outer size, as C++ formulas produce. The class converts a plain cotangent
-with :meth:`TensorSubclass.wrap_cotangent`.
+with :meth:`TensorSubclass.wrap_cotangent`. A class with ``fallback="map"`` and without this method passes a plain
+cotangent to each inner tensor. Its mapped ops use a plain operand in the same way.
 """
 
 from __future__ import annotations
@@ -68,15 +74,16 @@ def _detached(t: Tensor) -> Tensor:
 class Construct(torch.autograd.Function):
     """``Cls(*inners)`` in the autograd graph; the backward returns the inner tensors of the cotangent."""
 
-    jvp = staticmethod(errors.refuse_tangents)
+    jvp = staticmethod(errors.refuse_forward_mode)
 
     @staticmethod
     def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
-        """Wraps inner tensors. Those that require grad are detached, since stored tensors never require grad.
+        """Wraps inner tensors. Each one that requires grad is detached, since stored tensors do not require grad.
 
-        They are views made in no_grad mode, so that PyTorch refuses a write to a view of a tensor that requires grad.
-        A value constructed from the tensor after such a write would lose the gradients of this value. All other inner
-        tensors stay the same objects: two values that share one offsets tensor provably have matching rows.
+        Each detached tensor is stored as a view made under no_grad. PyTorch then raises if a user writes a tensor that
+        requires grad to it where gradients are recorded. Without this the write would succeed, and a second value made
+        from the stored tensor would have wrong gradients. All other inner tensors stay the same objects: two values
+        that share one offsets tensor provably have matching rows.
         """
         detached = [_detached(t) if t is not None and t.requires_grad else t for t in inners]
         return layout.cls._wrap(layout, *detached, *dynamics)  # type: ignore[attr-defined]
@@ -114,7 +121,7 @@ class Construct(torch.autograd.Function):
         cotangent = as_gradient(cls._value_cls, cotangent)
         if isinstance(cotangent, cls._value_cls):
             grads = cotangent.unwrap()
-        elif cls._traits.is_mapped and not cls._traits.pulls_back:
+        elif cls._traits.is_mapped and not cls._traits.pulls_back:  # as a mapped op treats a plain operand
             grads = [cotangent for _ in ctx.sizes]
         elif cls._traits.pulls_back:
             # An open wrapper: its inner tensors may require grad, which a double backward needs.
@@ -186,6 +193,7 @@ def pull_back(primal: Any, cotangent: Tensor) -> Any:
 
 
 def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
+    """Resolves the conjugate and negative bits of a tensor."""
     return None if t is None else without_lazy_bits(t)
 
 
@@ -243,7 +251,7 @@ class Like:
 class Unwrap(torch.autograd.Function):
     """Some inner tensors as functions of the wrapper; the backward constructs a cotangent of its class."""
 
-    jvp = staticmethod(errors.refuse_tangents)
+    jvp = staticmethod(errors.refuse_forward_mode)
 
     @staticmethod
     def forward(x: Any, names: tuple[str, ...], written: bool) -> tuple[Tensor, ...]:
@@ -301,7 +309,7 @@ class Operand(torch.autograd.Function):
     the op read.
     """
 
-    jvp = staticmethod(errors.refuse_tangents)
+    jvp = staticmethod(errors.refuse_forward_mode)
 
     @staticmethod
     def forward(x: Any) -> Any:
@@ -398,7 +406,7 @@ def open_wrapper(x: Any) -> Any:
     return with_inners(x, unwrap(x, type(x).__spec__.attributes))
 
 
-# ---- tangents under torch.compile --------------------------------------------------------------------------
+# ---- conversions of gradients and tangents ------------------------------------------------------------------
 
 
 def as_cotangent(x: Any) -> Any:

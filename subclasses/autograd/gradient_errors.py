@@ -171,7 +171,7 @@ def assigned_error(cls: Any) -> DispatchError:
     )
 
 
-def refuse_tangents(ctx: Any, *tangents: Any) -> Any:
+def refuse_forward_mode(ctx: Any, *tangents: Any) -> Any:
     """Raises DispatchError: the ``jvp`` of the functions that construct and unwrap values."""
     raise DispatchError(
         "a dual tensor of torch.autograd.forward_ad that requires grad too was put into a value of a declared class, "

@@ -13,7 +13,7 @@ from subclasses._torch import apply_function
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.autograd.construct import is_recorded, open_wrapper
-from subclasses.autograd.gradient_errors import refuse_tangents
+from subclasses.autograd.gradient_errors import refuse_forward_mode
 from subclasses.errors import DispatchError
 from subclasses.layout import BY_FORMULA
 from subclasses.spec.construction import check_materialized
@@ -49,7 +49,7 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
 class _Represented(torch.autograd.Function):
     """The tensor that a value represents; its gradient is plain, as for an op with PyTorch's formula."""
 
-    jvp = staticmethod(refuse_tangents)
+    jvp = staticmethod(refuse_forward_mode)
 
     @staticmethod
     def forward(x: Any, materialize: Callable[[Any], Tensor]) -> Tensor:

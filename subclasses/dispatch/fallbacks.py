@@ -23,13 +23,13 @@ from subclasses._torch import (
 from subclasses.autograd.engine_ops import check_no_cotangents
 from subclasses.dispatch.mapping import (
     hint_for,
+    is_send_or_recv,
     leading_run,
     map_run,
     maps_as_view,
     maps_leading_dims,
-    message_error,
     run_replaced,
-    sends_message,
+    send_or_recv_error,
     with_equal_sizes,
     with_outer_dims,
     wrappers_in,
@@ -72,7 +72,11 @@ def decompose_run(op: OpOverload) -> Call:
 
 
 def fallback_step(cls: Any, op: OpOverload) -> str:
-    """Returns the name of the fallback that runs an op: ``"error"`` where ``"views"`` does not map it."""
+    """Returns the name of the fallback that runs an op.
+
+    It is ``"views"`` for an op along leading dims, whatever the fallback, unless that is ``"map"``. It is ``"error"``
+    for an op that the fallback ``"views"`` does not map.
+    """
     fallback = cls.__spec__.fallback
     if fallback != "map" and maps_leading_dims(cls.__spec__, op):
         return "views"
@@ -86,7 +90,7 @@ def _strided_like(x: Any, plain: Tensor) -> Tensor:
     return torch.empty_strided(x.size(), x.stride(), dtype=plain.dtype, device=plain.device)
 
 
-# Views by a size. They may return a copy where the strides do not fit: `reshape` copies a value before it calls one.
+# Views by a size. On the plain tensor these run as `reshape`, since its strides may differ from the outer ones.
 _BY_SIZE = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
 # Ops whose arguments follow from the strides of the outer tensor; `reshape` calls `view` if these allow it.
 _BY_STRIDES = frozenset(
@@ -95,16 +99,16 @@ _BY_STRIDES = frozenset(
 
 
 def _materialize(cls: Any, op: OpOverload) -> Call:
-    facts, is_message = op_facts(op), sends_message(op)
+    facts, sends_or_receives = op_facts(op), is_send_or_recv(op)
     written_indices = (*facts.written, *undeclared_writes(op))
-    represented = _in_shown_order if op in _BY_STRIDES else resolved
-    computing = torch.ops.aten.reshape.default if op in _BY_SIZE else op
-    run = with_lazy_bits(functools.partial(run_replaced, cls, computing, represented))
+    to_plain = _with_outer_strides if op in _BY_STRIDES else resolved
+    op_to_run = torch.ops.aten.reshape.default if op in _BY_SIZE else op
+    run = with_lazy_bits(functools.partial(run_replaced, cls, op_to_run, to_plain))
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)
-        if is_message:
-            raise message_error(cls, op)
+        if sends_or_receives:
+            raise send_or_recv_error(cls, op)
         for i in written_indices:
             for x in wrappers_in(cls, [argument(facts, args, kwargs, i)]):
                 _check_same_metadata(cls, op, args)
@@ -141,7 +145,7 @@ def _instead_of_writing(cls: Any, op: OpOverload, x: Any) -> str:
 _FILLS = frozenset("cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ eye_".split())
 
 
-def _in_shown_order(x: Any) -> Tensor:
+def _with_outer_strides(x: Any) -> Tensor:
     """Returns the tensor that a value represents, with the strides and the storage offset of the outer tensor."""
     plain = resolved(x)
     if plain.stride() == x.stride() and plain.storage_offset() == x.storage_offset():

@@ -486,8 +486,8 @@ def check_size(op: OpOverload, x: Any, outs: dict[str, Any]) -> None:
 
 # ---- the general form -----------------------------------------------------------------------------------------
 
-# Ops that only set a lazy bit, and the ops that compute the result. Below dispatch torch ignores the lazy bits of inner
-# tensors, so they must not be set there.
+# Ops that only set a conjugate or negative bit (a lazy bit), and the ops that compute the result. Below dispatch torch
+# ignores the lazy bits of inner tensors, so they must not be set there.
 _WITHOUT_LAZY_BITS = {
     torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
@@ -552,15 +552,15 @@ def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
 def _map_general(cls: Any, op: OpOverload) -> Call:
     """Returns the general form of a mapped op: lists of tensors, several results, keyword tensors."""
     facts, spec, fills = op_facts(op), cls.__spec__, undeclared_writes(op)
-    is_message, tried = sends_message(op), is_tried_first(op)
+    sends_or_receives, tried = is_send_or_recv(op), is_tried_first(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         wrappers = wrappers_in(cls, args, kwargs)
         x = wrappers[0]
         for t in tensors_in(args, kwargs):
             sum_gradient(t)
-        if is_message:
-            raise message_error(cls, op)
+        if sends_or_receives:
+            raise send_or_recv_error(cls, op)
         for other in wrappers[1:]:
             check_alike(op, x, other)
         for i in facts.written:
@@ -584,7 +584,7 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
     return with_aliasing(op, run)
 
 
-def sends_message(op: OpOverload) -> bool:
+def is_send_or_recv(op: OpOverload) -> bool:
     """Whether an op sends to or receives from one rank.
 
     Both ranks refuse it before either waits. A value is several messages, and its receiver does not have their sizes; a
@@ -593,7 +593,7 @@ def sends_message(op: OpOverload) -> bool:
     return op.namespace == "c10d" and op.overloadpacket.__name__ in ("send", "recv_", "recv_any_source_")
 
 
-def message_error(cls: Any, op: OpOverload) -> DispatchError:
+def send_or_recv_error(cls: Any, op: OpOverload) -> DispatchError:
     """Returns the error for an op that sends or receives one plain tensor."""
     return DispatchError(
         f"{op} takes one plain tensor, and {one_of(cls)} is more than that",

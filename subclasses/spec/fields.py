@@ -120,7 +120,10 @@ class Outer(NamedTuple):
 
 
 def show_spec(spec: Any) -> str:
-    """Returns a class statement that declares the same fields, keywords and methods."""
+    """Returns a class statement that shows the keywords, the fields, ``outer`` and ``materialize`` of a declaration.
+
+    It leaves out annotations of static and dynamic fields, constants, and other methods.
+    """
     decompose = spec.decompose
     keywords = {
         "size_from": repr(spec.size_from),

@@ -23,7 +23,16 @@ from subclasses.testing.errors import (
 )
 from subclasses.testing.promises import PROMISES
 from subclasses.testing.report import Failure, Outcome, Promise, Report
-from subclasses.testing.subject import LEVELS, Factory, Options, Subject, check_options, once, undisturbed
+from subclasses.testing.subject import (
+    LEVELS,
+    Factory,
+    Options,
+    Subject,
+    check_options,
+    is_differentiable,
+    once,
+    undisturbed,
+)
 
 
 class ConformanceError(AssertionError):
@@ -78,9 +87,19 @@ _PLAIN = ("dequantize", "to_dense", "to_plain", "to_tensor", "get_data", "full_t
 
 def _warnings(s: Subject) -> Iterator[str]:
     if not s.has_reference:
-        methods = {n: m for n in _PLAIN if inspect.isfunction(m := getattr(s.cls, n, None))}
-        named = (n for n, m in methods.items() if succeeds(inspect.signature(m).bind, None))
-        such = next((f", such as reference=lambda x: x.{name}()" for name in named), "")
+        calls = [
+            f"{name}()"
+            for name in _PLAIN
+            if not (s.declared and name == "unwrap")  # it returns a tuple
+            and inspect.isfunction(method := getattr(s.cls, name, None))
+            and succeeds(inspect.signature(method).bind, None)
+        ]
+        fields = [
+            f'unwrap("{field.name}")'
+            for field, t in (s.held(s.make()) if s.declared else ())
+            if is_differentiable(t) and t.shape == s.make().shape
+        ]
+        such = f", such as reference=lambda x: x.{[*calls, *fields][0]}" if calls or len(fields) == 1 else ""
         yield f"NO RESULT WAS COMPARED WITH PLAIN TENSORS: pass reference=, a function from {one_of(s.cls)} to the"
         yield f"  tensor that it represents{such}"
     if not s.traceable:

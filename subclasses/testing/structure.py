@@ -399,13 +399,19 @@ def mutations(s: Subject) -> list[Case]:
 
 def writes_to_results(s: Subject) -> Iterator[Case]:
     """Each call whose results are not views, and each write to the first of its results."""
+    by_value = {
+        "y.mul_(another value)": lambda y: y.mul_(derive.again(s)),
+        "y.add_(another value)": lambda y: y.add_(derive.again(s)),
+    }
     by_step = {"a step of an optimizer on nn.Parameter(y)": lambda y: step(s, y)}
     for case in (*harmless(s), *argument_cases(s)):
-        x = s.make()
-        y, error = tried_alone(first_of(case).run, x)
+        y, error = tried_alone(first_of(case).run, x := s.make())
         if error is None and y is not x and shared_memory(s, y, x) and not is_view_of_plain(s, case):
             trains = s.declared and (s.cls._traits.trainable or case.name in own_methods(s))
-            yield from (written_to(case, *write) for write in (WRITES | (by_step if trains else {})).items())
+            yield from (
+                written_to(case, *write)
+                for write in (WRITES | by_value | (by_step if trains else {})).items()
+            )
 
 
 def writes_to_views(s: Subject) -> list[Case]:

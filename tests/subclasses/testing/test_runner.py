@@ -162,6 +162,18 @@ test_what_is_broken_under_which_options = pytest.mark.slow(
     reporting(
         {
             "a promise that is skipped": (no_aliasing, {"skip": {"views"}}, set(), ["left out by skip="]),
+            "a declared class without materialize": (
+                of_tensors(declare(), (4, 6)),
+                {"level": "smoke"},
+                set(),
+                ['such as reference=lambda x: x.unwrap("held")'],
+            ),
+            "several tensors, of which none is the value": (
+                of_tensors(declare(first=inner(), second=inner())),
+                {"level": "smoke"},
+                set(),
+                ["NO RESULT WAS COMPARED", "the\n  tensor that it represents\n"],
+            ),
             "a coarse rule": (COARSE, OF_ERF, {"values", "op_infos_agree"}, []),
             "a tolerance for it": (COARSE, {**OF_ERF, "rtol": 0.01}, set(), []),
             "a compiler that is not installed": (

@@ -284,6 +284,21 @@ def polar(rule):
     return lambda: cls(torch.rand(4, 6) + 0.5, torch.randn(4, 6))
 
 
+# Entries of which some are missing; a product in place with another value has the entries of both.
+Sifted = declare(
+    keywords={"fallback": "materialize"},
+    values=inner(),
+    mask=inner(dtype=torch.bool),
+    materialize=lambda self: self.values * self.mask,
+    rules={aten.mul_: lambda func, x, y: (x.values.mul_(plain(y)), x.mask.mul_(plain(y) != 0), x)[-1]},
+)
+
+
+def sifted(mask_of_result):
+    cls = ruled(Sifted, {aten.neg: lambda func, x: type(x)(-x.values, mask_of_result(x.mask))})
+    return lambda: cls(torch.randn(4, 6), torch.rand(4, 6) > 0.5)
+
+
 test_what_is_found_and_what_is_not_blamed = pytest.mark.sweep(2)(
     finding(
         {
@@ -292,6 +307,12 @@ test_what_is_found_and_what_is_not_blamed = pytest.mark.sweep(2)(
                 None,
                 [],
                 lambda: Labelled(torch.randn(4, 6), torch.arange(24).view(4, 6)),
+            ),
+            "memory that only a write of another value reaches": (
+                "own_memory",
+                sifted(lambda mask: mask),
+                ["y = -x; y.mul_(another value) changed x: mask", "return x.mask.clone()"],
+                sifted(Tensor.clone),
             ),
             "a result that rounds": (
                 "inner_gradients",
