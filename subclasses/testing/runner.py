@@ -96,7 +96,7 @@ def _warnings(s: Subject) -> Iterator[str]:
         ]
         fields = [
             f'unwrap("{field.name}")'
-            for field, t in (s.held(s.make()) if s.declared else ())
+            for field, t in (s.inner_fields(s.make()) if s.declared else ())
             if is_differentiable(t) and t.shape == s.make().shape
         ]
         such = f", such as reference=lambda x: x.{[*calls, *fields][0]}" if calls or len(fields) == 1 else ""
