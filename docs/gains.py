@@ -140,6 +140,14 @@ def _models() -> Iterator[Gain]:
     command, where = "python examples/finetune_hf.py --compile", f"one thread, {instructions}; {releases}"
     what = f"a training step of a Llama, {sizes}"
     yield Gain(what, "ms", command, ours, rivals, where, ROWS, drawn=True, details=details)
+    grouped = page.partition("| way, grouped |")[2]
+    ours, flat, padded = (
+        float(re.findall(rf"^\| {way} \| (\d+) ms", grouped, re.MULTILINE)[0])
+        for way in ("ragged, compiled", "flattened, compiled", "padded")
+    )
+    rivals = {"padded, eager": padded, "flattened": flat}
+    what, grouping = "the same on batches grouped by length", f"{command} --grouped"
+    yield Gain(what, "ms", grouping, ours, rivals, where, ROWS, details={"flattened": "dense mask"})
     names = {
         "jagged under stock": f"JaggedTensor, {STOCK}",
         "jagged, eager": "JaggedTensor, eager",
