@@ -173,9 +173,8 @@ def _calls() -> Iterator[Gain]:
     )
     what, rivals = "a compiled call on five subclass tensors", dict(zip(names, others, strict=True))
     details = {DIRECT: f"plain tensors {shown(plain)}"}
-    yield Gain(
-        what, "µs", "make bench", ours, rivals, _machine("wrappers"), CALLS, drawn=True, details=details
-    )
+    command, machine = "python -m bench.compare --only wrappers", _machine("wrappers")
+    yield Gain(what, "µs", command, ours, rivals, machine, CALLS, drawn=True, details=details)
     names = (f"Int8Tensor, {DIRECT}", f"by hand, {STOCK}", f"torchao, {STOCK}")
     ours, stock, torchao = _measured("kinds", f"Int8, {group}", *names)
     rivals, machine = {"by hand under stock": stock, "torchao": torchao}, _machine("kinds")
@@ -206,7 +205,8 @@ def _starts() -> Iterator[Gain]:
     yield Gain(what, "ms", "make bench", ours, rivals, _machine("compiling"))
     if not (RESULTS / "starts.json").exists():  # takes an hour to measure
         return
-    command, machine, what = "python -m bench.starts", _machine("starts"), "a first call in the next process"
+    command = 'python -m bench.starts --turns 3 --store on --cases "int8 MLP of 12 layers, inference"'
+    machine, what = _machine("starts"), "a first call in the next process"
     group = "{} start, int8 MLP of 12 layers, inference, {}"
     ours, stock = _measured("starts", group.format("cold", "wall"), DIRECT, STOCK)
     empty = "a first call with empty caches, 12 layers"

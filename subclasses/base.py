@@ -25,8 +25,8 @@ from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.higher_order.dispatch import intercept
 from subclasses.layout import Layout, has_values
 from subclasses.methods.install import install
-from subclasses.rules.asked import check_called, check_derivative
 from subclasses.rules.checks import check_key, check_rule
+from subclasses.rules.registration_checks import check_called, check_derivative
 from subclasses.rules.registry import BOOK, RuleBook, by_formula, is_decomposed, registration
 from subclasses.spec.annotations import names_around
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords

@@ -185,7 +185,7 @@ def test_each_figure_has_a_command_that_is_there():
         match shlex.split(gain.command):
             case ["make", target]:
                 assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-            case ["python", "-m", module]:
+            case ["python", "-m", module, *_]:
                 assert importlib.util.find_spec(module), module
             case ["python", script, "--compile", *_]:
                 assert (ROOT / script).is_file()
@@ -207,7 +207,7 @@ def test_warm_starts_are_shown_once_they_are_measured(tmp_path, monkeypatch):
     save_rows(starts.rows_of(samples, [case], way), {"cpu": "", "torch": ""}, tmp_path / "starts.json")
     monkeypatch.setattr(gains, "RESULTS", tmp_path)
     after = gains.find_gains()
-    assert [gain.command for gain in after if gain not in before] == ["python -m bench.starts"] * 3
+    assert ["bench.starts" in gain.command for gain in after if gain not in before] == [True] * 3
 
 
 def test_the_picture_has_a_pair_of_bars_for_each_drawn_gain():

@@ -32,8 +32,8 @@ from subclasses.methods.attributes import (
 )
 from subclasses.methods.class_text import emit_class
 from subclasses.methods.compile_cache import stable_hash
-from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
+from subclasses.rules.registration_checks import with_type_errors
 from subclasses.rules.registry import collect_function_rules, has_formulas, has_op_rules, rules_views
 from subclasses.rules.symbolic_numbers import with_ints
 from subclasses.serialize import allow_loading

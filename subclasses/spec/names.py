@@ -24,7 +24,7 @@ _SHOWING = frozenset(
     storage_offset stride""".split()
 )
 # Methods for which compilers call no rule.
-UNASKED = frozenset({*_SHOWING, "ndimension", "__len__", "__iter__"})
+NEVER_DISPATCHED = frozenset({*_SHOWING, "ndimension", "__len__", "__iter__"})
 # Other methods that this package and torch rely on; each is called on any value, or not at all in compiled code.
 _RELIED_ON = frozenset(
     """data_ptr detach detach_ is_conj is_neg register_hook requires_grad_ resolve_conj resolve_neg retain_grad storage

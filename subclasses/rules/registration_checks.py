@@ -15,7 +15,7 @@ from subclasses.errors import SpecError, check_keyword
 from subclasses.rules.author_code import unwrapped
 from subclasses.rules.families import Family
 from subclasses.rules.registry import find_op_rule, is_decomposed
-from subclasses.spec.names import UNASKED
+from subclasses.spec.names import NEVER_DISPATCHED
 
 
 def check_called(cls: type, root: type, keys: Sequence[Any]) -> None:
@@ -35,7 +35,7 @@ def check_called(cls: type, root: type, keys: Sequence[Any]) -> None:
                 code="rule-not-called",
                 hint=f"name torch.ops.{called} in its place, or beside it",
             )
-        if (name := getattr(key, "__name__", "")) in UNASKED and getattr(Tensor, name) is key:
+        if (name := getattr(key, "__name__", "")) in NEVER_DISPATCHED and getattr(Tensor, name) is key:
             raise SpecError(
                 f"{cls.__name__}.implements: compiled code calls no rule for Tensor.{name}, since the size "
                 "determines its result",
