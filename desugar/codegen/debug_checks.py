@@ -14,8 +14,10 @@ from typing import Any
 from torch import SymFloat, SymInt, Tensor, nn
 
 from desugar.codegen.text import tuple_of
-from desugar.ir.values import Plain, Value, Wrapper, take_apart
+from desugar.ir.abstract_values import is_symbolic
+from desugar.ir.values import Plain, Value, Wrapper, slots_of, take_apart
 from desugar.passes.verify import InvariantError, rechecks_enabled
+from subclasses import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.source_text.emitter import Emitter
 
@@ -78,6 +80,14 @@ def _compare(name: str, obj: Any, value: Value, fakes: Mapping[int, Any]) -> Non
             got = {"inner tensors": names, "metadata": context, "dtype": obj.dtype}
             inner = tuple(field for field, _ in value.inner)
             _require(name, got, {"inner tensors": inner, "metadata": value.context, "dtype": value.dtype})
+            # A declared class computes its size from its inner tensors, whose sizes may be symbols.
+            is_computed = issubclass(value.cls, TensorSubclass) and any(
+                is_symbolic(fakes[slot]) for slot in slots_of(value)
+            )
+            for fact in () if is_computed else ("size", "stride"):
+                pairs = zip(getattr(obj, fact)(), getattr(value, fact), strict=True)
+                constant = [(extent, proved) for extent, proved in pairs if isinstance(proved, int)]
+                _require(name, {fact: [n for n, _ in constant]}, {fact: [n for _, n in constant]})
             for field, part in value.inner:
                 _compare(f"{name}.{field}", getattr(obj, field), part, fakes)
 
