@@ -129,10 +129,8 @@ def count_ranks(page: str) -> tuple[int, dict[str, int]]:
 
 def _models() -> Iterator[Gain]:
     page = (ROOT / "docs" / "hugging-face.md").read_text()
-    ours, flat, padded = (
-        float(re.findall(rf"^\| {way}, compiled \| (\d+) ms", page, re.MULTILINE)[0])
-        for way in ("ragged", "flattened", "padded")
-    )
+    together, _, grouped = page.partition("| way, grouped |")
+    ours, flat, padded = _steps(together, "ragged, compiled", "flattened, compiled", "padded, compiled")
     pattern = r"with (AVX\S+), with\s(PyTorch \S+ and transformers \d+\.\d+)"
     ((instructions, releases),) = re.findall(pattern, page)
     (sizes,) = re.findall(r"model has (\d+ layers of width \d+)", page)
@@ -140,11 +138,7 @@ def _models() -> Iterator[Gain]:
     command, where = "python examples/finetune_hf.py --compile", f"one thread, {instructions}; {releases}"
     what = f"a training step of a Llama, {sizes}"
     yield Gain(what, "ms", command, ours, rivals, where, ROWS, drawn=True, details=details)
-    grouped = page.partition("| way, grouped |")[2]
-    ours, flat, padded = (
-        float(re.findall(rf"^\| {way} \| (\d+) ms", grouped, re.MULTILINE)[0])
-        for way in ("ragged, compiled", "flattened, compiled", "padded")
-    )
+    ours, flat, padded = _steps(grouped, "ragged, compiled", "flattened, compiled", "padded")
     rivals = {"padded, eager": padded, "flattened": flat}
     what, grouping = "the same on batches grouped by length", f"{command} --grouped"
     yield Gain(what, "ms", grouping, ours, rivals, where, ROWS, details={"flattened": "dense mask"})
@@ -159,6 +153,11 @@ def _models() -> Iterator[Gain]:
     rivals = dict(zip(names, others, strict=True))
     what = "a training step of a language model on uneven rows"
     yield Gain(what, "ms", "python -m bench.long_rows", ours, rivals, _machine("long-rows"))
+
+
+def _steps(table: str, *ways: str) -> list[float]:
+    """Returns the milliseconds of a step of some ways, from a table of the page."""
+    return [float(re.findall(rf"^\| {way} \| (\d+) ms", table, re.MULTILINE)[0]) for way in ways]
 
 
 def _calls() -> Iterator[Gain]:

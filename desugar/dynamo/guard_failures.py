@@ -42,7 +42,7 @@ def values_in(text: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) -> 
         frame: The local variables.
         scope: The global variables.
     """
-    found = {}
+    values = {}
     for path in _PATH.finditer(text):
         with contextlib.suppress(Exception):  # a user's own __getattr__ or __getitem__ may raise anything
             value = scope[path[1]] if path[1] else frame[path[2]]
@@ -52,8 +52,8 @@ def values_in(text: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) -> 
                     value = value() if method else value
                 else:
                     value = value[int(index) if index else key]
-            found[path[0]] = value
-    return found
+            values[path[0]] = value
+    return values
 
 
 class _Short(reprlib.Repr):
@@ -142,8 +142,8 @@ def describe_failure(owner: CompilationOwner | None, leaves: Mapping[str, Any]) 
 
 def _changed_metadata(leaves: Mapping[str, Any], earlier: Program | None) -> str:
     values = {} if earlier is None else dict(zip(earlier.names, earlier.inputs, strict=False))
-    found = (compare_metadata(name, values.get(name), leaf) for name, leaf in leaves.items())
-    return next(filter(None, found), "metadata of a tensor subclass")
+    differences = (compare_metadata(name, values.get(name), leaf) for name, leaf in leaves.items())
+    return next(filter(None, differences), "metadata of a tensor subclass")
 
 
 def _changed_state(state: Any) -> str:
