@@ -505,6 +505,12 @@ DISPATCH += [
     (lambda: rows() @ rows().mT, "ragged-dims", ["matmul", "scaled_dot_product_attention"]),
     (lambda: rows() + rows().unsqueeze(1), "rows-apart", ["aten.add.Tensor", "unsqueeze"]),
     (writes_beside_a_slice, "write-shared", ["JaggedTensor", "clone()"]),
+    (lambda: [x := rows(), x[::2].mul_(2)], "write-lost", ["x[index] = value", "clone()"]),
+    (
+        lambda: [x := rows(), x[:, 1::2][::2].transpose(1, 2)[:, 0].zero_()],
+        "write-lost",
+        ["x[index] = value"],
+    ),
     (lambda: int8()[:, 1:7], "blocks-refused", ["(1, 4)", "dequantize()"]),
     (lambda: padded()[::2], "batch-padded", ["aten.slice.Tensor", "x.to_jagged()"]),
     (lambda: torch.linalg.norm(Structure(ONE)), "rule-not-asked", ["torch.linalg.norm", "vector_norm"]),

@@ -30,7 +30,7 @@ from subclasses.ragged.indexing.index import (
 )
 from subclasses.ragged.indexing.splitting import bound_in_rows, extent_of_slice
 from subclasses.ragged.jagged.operands import check_rows_match
-from subclasses.ragged.jagged.sharing import sharing
+from subclasses.ragged.jagged.sharing import copied, sharing
 from subclasses.ragged.segments import Segments
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
         if which.step in (None, 1):
             offsets = torch.cat([starts[which], x.offsets[-1:]])
             return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths[which]), x)
-        which = torch.arange(starts.shape[0], device=starts.device)[which]
+        every = torch.arange(starts.shape[0], device=starts.device)[which]
+        return copied(take_rows(x, every), x)
     which = row_index(x, which)
     if which.dtype == torch.bool:
         return _take_and_end(x, true_positions(torch.cat([which, which.new_ones(1)])))
@@ -145,7 +146,7 @@ def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
     if step == 1:
         return rows
     table = rows.to_dense()[(*[slice(None)] * x.ragged_dim, slice(None, None, step))]
-    return x.of_lengths(table, (last - first + step - 1) // step)
+    return copied(x.of_lengths(table, (last - first + step - 1) // step), x)
 
 
 def cut(x: JaggedTensor, first: Tensor, lengths: Tensor, width: Any) -> JaggedTensor:

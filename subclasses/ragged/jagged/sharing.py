@@ -5,6 +5,9 @@ Autograd does not record this as a view, since their offsets or lengths are new.
 change the gradient of one tensor and not of the other. Therefore it raises while both exist. Any other write changes
 existing entries only, and bumps the version counters of all sharing tensors. So autograd detects a change of a tensor
 that it saved.
+
+A slice with a step copies its entries. A write to the copy would change the source of a dense slice, and not of this
+one, so it raises while the source exists.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from subclasses.ragged import checks
 # attributes, since a copy or a pickle would include them.
 _roots: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _users: WeakIdKeyDictionary = WeakIdKeyDictionary()
+# A reference to the source of each copy that a slice with a step makes.
+_sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 @leave_in_graph
@@ -32,6 +37,14 @@ def sharing(x: Any, of: Any) -> Any:
     """Records that ``x`` shares the values of another tensor, and returns ``x``."""
     root = _roots[x] = _root(of)
     _users[root] = [weakref.ref(t) for t in (*_sharers(root), x)]
+    return x
+
+
+@leave_in_graph
+def copied(x: Any, of: Any) -> Any:
+    """Records that ``x`` is a copy of a slice of another tensor, and returns ``x``."""
+    root = _root(of)
+    _sources[x] = _sources.get(root) or weakref.ref(root)
     return x
 
 
@@ -47,15 +60,23 @@ def _sharers(root: Any, but: Any = None) -> list[Any]:
 
 
 def check_writable(x: Any, func: Any, *operands: Any) -> None:
-    """Raises if autograd would record a write to values that other tensors share."""
+    """Raises if a write would be lost, or if autograd would record a write to values that other tensors share."""
     root, base = _root(x), x._base if x._is_view() else x
-    if (root is base and not _sharers(root, base)) or not checks.is_recorded(x, *operands):
-        return
-    if hasattr(
+    source = _sources.get(root)
+    is_copy = source is not None and source() is not None
+    is_shared = (root is not base or _sharers(root, base)) and checks.is_recorded(x, *operands)
+    if not (is_copy or is_shared) or hasattr(
         x._raw_values, "fake_mode"
     ):  # raising in Dynamo would break its graph; a compiler of the graph checks again
         return
     name = getattr(func, "__name__", func)
+    if is_copy:
+        raise DispatchError(
+            f"{name}: this JaggedTensor is a slice with a step, and so a copy. The tensor that it was taken from would "
+            "not change",
+            code="write-lost",
+            hint="write to that tensor, such as x[index] = value, or to y.clone()",
+        )
     if root is base:
         raise DispatchError(
             f"{name}: a slice of this JaggedTensor, or the same with its dimensions merged, is in use and shares its "
