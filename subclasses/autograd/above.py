@@ -220,8 +220,8 @@ def _holds_open(layout: Layout, inners: list[Tensor | None]) -> bool:
     return any_requires_grad(*inners) or (bool(layout.nested) and any(map(is_open, inners)))
 
 
-def close(x: Any) -> Any:
-    """Returns a closed value for an open one; any other tensor as it is."""
+def close(x: Any, source: Any = None) -> Any:
+    """Returns a closed value for an open one, which may be a copy of another; any other tensor as it is."""
     if not is_above(x) or any_requires_grad(x):
         return x
     layout, inners = x._layout, inner_tensors(x)
@@ -229,7 +229,7 @@ def close(x: Any) -> Any:
         return x
     if layout.nested:
         inners = [close(t) for t in inners]
-    return apply_function(Construct, layout, dynamic_ints(x), *inners)
+    return apply_function(Construct, layout, dynamic_ints(x), close(source), *inners)
 
 
 class _recording:
@@ -264,11 +264,12 @@ class _Operands:
 
     Attributes:
         opens: Whether a value is opened.
+        source: The operand that the op copies, if its derivative is PyTorch's formula for copies.
         open: id of a closed value -> it, and the open one.
     """
 
-    def __init__(self, opens: Callable[[Any], bool] = is_above) -> None:
-        self.opens = opens
+    def __init__(self, opens: Callable[[Any], bool] = is_above, source: Any = None) -> None:
+        self.opens, self.source = opens, source
         self.open: dict[int, Any] = {}
 
     def open_one(self, t: Any) -> Any:
@@ -290,7 +291,7 @@ class _Operands:
         for x, new in self.open.values():
             if t is new:
                 return x
-        return close(t)
+        return close(t, self.open_one(self.source))
 
 
 # ---- wrapped callables -----------------------------------------------------------------------------------------
@@ -386,19 +387,29 @@ def with_open_operands(run: Call) -> Call:
     return wrapped
 
 
-def with_formula_of_copy(op: OpOverload, run: Call) -> Call:
-    """Wraps the callable of a copy: if the operand is a result by formula, PyTorch's formula for the copy applies."""
-    opened = with_open_operands(run)
+def with_formula_of_copy(op: OpOverload, run: Call, *, by_formula: bool) -> Call:
+    """Wraps the callable of a copy: if the operand is a result by formula, PyTorch's formula for the copy applies.
+
+    Args:
+        op: The op.
+        run: Its callable.
+        by_formula: Whether the formula applies to plain gradients in any case.
+    """
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if CALLING.opens and BY_FORMULA in vars(args[0]):
+        if not CALLING.opens:
+            return run(*args, **kwargs)
+        if BY_FORMULA in vars(args[0]):
             return _call_with_autograd(op, args, kwargs)
-        return opened(*args, **kwargs)
+        source = args[0] if by_formula and any_requires_grad(args[0]) else None
+        return call_open(run, args, kwargs, source=source)
 
     return wrapped
 
 
-def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = is_above) -> Any:
+def call_open(
+    run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = is_above, source: Any = None
+) -> Any:
     """Runs a rule on open operands; its results are closed, unless another rule on open values calls it.
 
     Args:
@@ -406,8 +417,9 @@ def call_open(run: Call, args: Any, kwargs: Any, opens: Callable[[Any], bool] = 
         args: Its arguments.
         kwargs: Its keyword arguments.
         opens: Whether a value among them is opened.
+        source: The value that a copy by PyTorch's formula copies.
     """
-    operands = _Operands(opens)
+    operands = _Operands(opens, source)
     with _recording():
         args = map_tensors(args, operands.open_one)
         out = _run_rule(run, args, map_tensors(kwargs, operands.open_one) if kwargs else kwargs)

@@ -54,7 +54,7 @@ def construct_recorded(layout: Layout, dynamics: tuple[Any, ...], *inners: Tenso
     """Constructs a wrapper from inner tensors, at least one of which requires grad, in grad mode."""
     if (layout.cls._runs_above and in_rule()) or is_exporting():  # type: ignore[attr-defined]
         return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
-    made = apply_function(Construct, layout, dynamics, *inners)
+    made = apply_function(Construct, layout, dynamics, None, *inners)
     if not (torch.compiler.is_dynamo_compiling() or any_requires_grad(made)):
         raise errors.integer_value_error(layout.cls, made.dtype, inners)
     return made
@@ -72,12 +72,16 @@ def _detached(t: Tensor) -> Tensor:
 
 
 class Construct(torch.autograd.Function):
-    """``Cls(*inners)`` in the autograd graph; the backward returns the inner tensors of the cotangent."""
+    """``Cls(*inners)`` in the autograd graph; the backward returns the inner tensors of the cotangent.
+
+    A copy of a representation also names the value that is copied, as ``source``. A plain cotangent of the copy goes
+    to the source, by PyTorch's formula for copies, so the copy saves no inner tensors.
+    """
 
     jvp = staticmethod(errors.refuse_forward_mode)
 
     @staticmethod
-    def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
+    def forward(layout: Layout, dynamics: tuple[Any, ...], source: Any, *inners: Tensor | None) -> Any:
         """Wraps inner tensors. Each one that requires grad is detached, since stored tensors do not require grad.
 
         Each detached tensor is stored as a view made under no_grad. PyTorch then raises if a user writes a tensor that
@@ -91,14 +95,15 @@ class Construct(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Saves the inner tensors only if a plain cotangent may need them."""
-        ctx.layout, ctx.dynamics, *inners = inputs
+        ctx.layout, ctx.dynamics, source, *inners = inputs
         # As `is_differentiable`, which is called for each inner tensor of each value that an op makes.
         ctx.sizes = [
             t.shape if t is not None and (t.is_floating_point() or t.is_complex()) else None for t in inners
         ]
         ctx.set_materialize_grads(False)
         cls = ctx.layout.cls
-        if not cls._traits.pulls_back:
+        ctx.source_device = None if source is None else source.device
+        if not cls._traits.pulls_back or source is not None:
             return
         ctx.likes = None
         if not cls.__spec__.has_materialize:
@@ -108,19 +113,20 @@ class Construct(torch.autograd.Function):
         ctx.save_for_backward(*inners)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, cotangent: Any) -> tuple[Any, ...]:
         """Returns the inner tensors of the cotangent; a plain cotangent is converted to the class first.
 
         Raises:
             DispatchError: the cotangent is plain and the class cannot convert it.
         """
-        (cotangent,) = cotangents
         cls = ctx.layout.cls
         if cotangent is None:
-            return None, None, *(None for _ in ctx.sizes)
+            return None, None, None, *(None for _ in ctx.sizes)
         cotangent = as_gradient(cls._value_cls, cotangent)
         if isinstance(cotangent, cls._value_cls):
             grads = cotangent.unwrap()
+        elif ctx.source_device is not None:  # the engine converts the dtype
+            return None, None, cotangent.to(ctx.source_device), *(None for _ in ctx.sizes)
         elif cls._traits.is_mapped and not cls._traits.pulls_back:  # as a mapped op treats a plain operand
             grads = [cotangent for _ in ctx.sizes]
         elif cls._traits.pulls_back:
@@ -132,10 +138,10 @@ class Construct(torch.autograd.Function):
                     for t, like in zip(inners, ctx.likes, strict=True)
                 ]
             primal = cls._wrap(ctx.layout, *inners, *ctx.dynamics)
-            grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[2:]).unwrap()
+            grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[3:]).unwrap()
         else:
             raise errors.cotangent_error(cls, cotangent)
-        return None, None, *errors.fitting(cls, cls.__spec__.attributes, grads, ctx.sizes)
+        return None, None, None, *errors.fitting(cls, cls.__spec__.attributes, grads, ctx.sizes)
 
 
 def _is_base(base: Any, cls: Any) -> bool:
@@ -182,19 +188,18 @@ def pull_back(primal: Any, cotangent: Tensor) -> Any:
     with torch.enable_grad():
         leaves = [make_leaf(t, create_graph) if is_differentiable(t) else t for t in inners]
         wanted = [t for t in leaves if is_differentiable(t)]
-        # An open wrapper: its inner tensors require grad, so that autograd records `materialize`.
-        plain = with_inners(primal, leaves).materialize()
         grads = torch.autograd.grad(
-            plain, wanted, cotangent, allow_unused=True, materialize_grads=True, create_graph=create_graph
+            # An open wrapper: its inner tensors require grad, so that autograd records `materialize`.
+            with_inners(primal, leaves).materialize(),
+            wanted,
+            cotangent,
+            allow_unused=True,
+            materialize_grads=True,
+            create_graph=create_graph,
         )
     rest = iter(grads)
-    inners = [_without_lazy_bits(next(rest)) if is_differentiable(t) else t for t in leaves]
+    inners = [without_lazy_bits(next(rest)) if is_differentiable(t) else t for t in leaves]
     return _construct_cotangent(primal._layout, dynamic_ints(primal), inners)
-
-
-def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
-    """Resolves the conjugate and negative bits of a tensor."""
-    return None if t is None else without_lazy_bits(t)
 
 
 def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
@@ -207,9 +212,9 @@ def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
 
 def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     """Constructs a cotangent of a value from its inner tensors' cotangents, with zeros for each that is None."""
-    tensors = inner_tensors(x)
     inners = [
-        _zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(tensors, given, strict=True)
+        _zero_like(t) if g is None else without_lazy_bits(g)
+        for t, g in zip(inner_tensors(x), given, strict=True)
     ]
     return _construct_cotangent(x._layout, dynamic_ints(x), inners)
 
@@ -451,8 +456,7 @@ def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
 
 def with_layout(x: Any, layout: Layout) -> Any:
     """Returns a value with the same inner tensors and another layout; where autograd records, a function of ``x``."""
-    inners = unwrap(x, type(x).__spec__.attributes)
-    return construct(layout, dynamic_ints(x), *inners)
+    return construct(layout, dynamic_ints(x), *unwrap(x, type(x).__spec__.attributes))
 
 
 # The engine calls these, also where a compiled function calls `backward()` between two graphs: Dynamo would compile

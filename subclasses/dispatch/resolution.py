@@ -234,7 +234,11 @@ def _with_call_above(cls: Any, op: OpOverload, resolution: Resolution, run: Call
     if facts.written or not computes:
         return with_autograd(op, run)
     if op in COPYING_OPS:
-        return with_formula_of_copy(op, run) if resolution.by_rule else with_autograd(op, run)
+        return (
+            with_formula_of_copy(op, run, by_formula=resolution.by_formula)
+            if resolution.by_rule
+            else with_autograd(op, run)
+        )
     return with_open_operands(run)
 
 

@@ -102,6 +102,12 @@ test_from_parts = giving(
             ),
             True,
         ),
+        "no gradient of a copy that is written over": (
+            lambda: torch.autograd.grad(
+                Int8Tensor(PARTS, SCALE).clone().copy_(Int8Tensor(Q, S)).sum(), SCALE
+            )[0].tolist(),
+            [[0]] * 4,
+        ),
     }
 )
 
