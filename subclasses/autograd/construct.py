@@ -339,8 +339,10 @@ class Operand(torch.autograd.Function):
         if isinstance(cotangent, cls):
             return cotangent
         inners = ctx.saved_tensors
-        x = cls._wrap(ctx.layout, *inners, *ctx.dynamics)
-        return as_cotangent(wrap_cotangent(x, cotangent, [*map(is_differentiable, inners)]))
+        used = [is_differentiable(t) for t in inners]
+        if not any(used):  # all gradients of such a value are plain
+            return cotangent
+        return as_cotangent(wrap_cotangent(cls._wrap(ctx.layout, *inners, *ctx.dynamics), cotangent, used))
 
 
 def as_operand(x: Any) -> Any:

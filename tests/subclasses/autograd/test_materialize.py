@@ -71,6 +71,10 @@ test_gradients = giving(
     {
         "of what a rule made": (gradients_of_product, ([2, 3], [1, 2])),
         "twice": (two_derivatives, ([3, 12], [6, 12])),
+        "of a copy": (
+            lambda: torch.autograd.grad(FIXED.clone().square().sum(), FIXED)[0].tolist(),
+            [2, 4],
+        ),
         "vmap, a value from outside": (lambda: torch.vmap(weighted)(BATCH).tolist(), [2, 8, 14]),
         "grad, a value from outside": (lambda: torch.func.grad(weighted)(BATCH[1]).tolist(), [1, 2]),
     }
