@@ -105,10 +105,10 @@ def check_distinguishable(x: Any) -> None:
     A transpose of a square value has the value's size, and its strides if ``outer`` gives none. ``as_strided`` has the
     same arguments for the value and for the transpose.
     """
-    cls, pairs = type(x), _equal_dims(x)
-    for op in _PERMUTING if pairs else ():
-        rule = find_op_rule(cls, op)
-        for i, j in pairs if rule is not None else ():
+    cls = type(x)
+    for op in _PERMUTING:
+        # Sizes are compared for such a rule alone, since a trace guards on each comparison.
+        for i, j in _equal_dims(x) if find_op_rule(cls, op) is not None else ():
             out = _swapped(op, x, i, j)
             if isinstance(out, cls) and _geometry(out) == _geometry(x) and _inners_of(out) != _inners_of(x):
                 raise DispatchError(
