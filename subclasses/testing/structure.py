@@ -323,7 +323,7 @@ def conversion(s: Subject, case: Case) -> None:
         "x.dtype" not in case.name or got is x,
         "x.to(x.dtype) is not x itself, as it is for a plain tensor",
     )
-    if s.has_reference and got.dtype == torch.float64 and x.is_floating_point():
+    if s.has_reference and got.device == x.device and got.dtype == torch.float64 and x.is_floating_point():
         plains = s.reference(x)
         for p, e in zip(s.references(got, len(plains)), plains, strict=True):
             check_attributes(f"what {case.name} stands for", p, got, "dtype")
