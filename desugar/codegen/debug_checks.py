@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import SymFloat, SymInt, Tensor, nn
+from torch import SymFloat, SymInt, Tensor
 
 from desugar.codegen.text import tuple_of
 from desugar.ir.abstract_values import is_symbolic
-from desugar.ir.values import Plain, Value, Wrapper, slots_of, take_apart
+from desugar.ir.values import Plain, Value, Wrapper, is_wrapper, slots_of, take_apart
 from desugar.passes.verify import InvariantError, rechecks_enabled
 from subclasses import TensorSubclass
+from subclasses._torch import disabled_torch_function_impl
 from subclasses.errors import one_of
 from subclasses.source_text.emitter import Emitter
 
@@ -69,7 +70,9 @@ def recheck(objects: Sequence[Any], expected: Expected) -> None:
 def _compare(name: str, obj: Any, value: Value, fakes: Mapping[int, Any]) -> None:
     match value:
         case Plain(index) if isinstance(fake := fakes[index], Tensor):
-            if type(obj) not in (Tensor, nn.Parameter, nn.Buffer):
+            if type(obj) is not Tensor and (
+                is_wrapper(obj) or type(obj).__torch_function__ is not disabled_torch_function_impl
+            ):
                 raise InvariantError("recheck", f"{name} is {one_of(type(obj))}, proved to be a plain tensor")
             _require(name, _facts_of(obj, obj, fake), _facts_of(fake, obj, fake))
         case Plain():
@@ -100,8 +103,13 @@ def _facts_of(tensor: Tensor, obj: Tensor, fake: Tensor) -> dict[str, Any]:
     size = [n for n, proved in zip(tensor.size(), fake.size(), strict=False) if isinstance(proved, int)]
     strides = zip(tensor.stride(), fake.stride(), obj.size() if obj.numel() else (), strict=False)
     stride = [n for n, proved, extent in strides if isinstance(proved, int) and extent != 1]
-    facts = {"dtype": tensor.dtype, "device": tensor.device.type, "dimensions": tensor.dim()}
-    return facts | {"size": size, "stride": stride}
+    return {
+        "dtype": tensor.dtype,
+        "device": tensor.device.type,
+        "dimensions": tensor.dim(),
+        "size": size,
+        "stride": stride,
+    }
 
 
 def _require(name: str, got: dict[str, Any], proved: dict[str, Any]) -> None:
