@@ -68,7 +68,7 @@ OF_ROWS = {  # of [B, T, 4] and [T, 4], which an index of every row gives
     "scatter of a number": lambda t, at: torch.scatter(t, -1, t.argsort(-1)[..., 1:], 2.0),
     "scatter_add": lambda t, at: t.scatter_add(-1, t.argsort(-1) // 2, t * t),
     "scatter_reduce": lambda t, at: t.scatter_reduce(-1, t.argsort(-1), src=t * t, reduce="amax"),
-    "scatter_": lambda t, at: (t * 1).scatter_(len(at) + 1, index=t.argsort(-1)[..., :1], src=t),
+    "scatter_": lambda t, at: (t * 1).scatter_(len(at) + 1, index=t.argsort(-1)[..., :1], src=t.detach()),
     "take_along_dim": lambda t, at: torch.take_along_dim(t, t.argsort(len(at)), len(at)),
 }
 
