@@ -45,7 +45,7 @@ class Compiled:
 
     Attributes:
         cold: Cold starts.
-        stages: Stage of the pass -> its part of the cold starts.
+        stages: Stage of desugar -> its part of the cold starts.
     """
 
     cold: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ def compile_once(way: str, fn: Callable, args: list[Tensor], mode: str) -> tuple
 
 @contextmanager
 def _stages(into: dict[str, list[float]]) -> Iterator[None]:
-    """Records the seconds of each stage of the pass."""
+    """Records the seconds of each stage of desugar."""
 
     def record(recording: Recording) -> None:
         sums: dict[str, float] = defaultdict(float)

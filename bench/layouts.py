@@ -104,7 +104,7 @@ def make_rows(mode: str, size: int) -> dict[tuple[str, str], Call]:
     for kind, x in kinds.items():
         for way, make in WAYS.items():
             if kind == "torch.nested" and "desugar" in way:
-                continue  # PyTorch's own class, with symbols that the pass does not support
+                continue  # PyTorch's own class, with symbols that desugar does not support
             try:
                 calls[kind, way] = _call(mode, make(copy_function(block)), x.detach(), w)
             except (NameError, InductorError) as error:  # a kernel that fails gets no figure

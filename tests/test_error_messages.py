@@ -1,7 +1,7 @@
 """Every error class, each with its messages: the place, the expected and the found value, and a way out.
 
 A row has a user's mistake, the code of an error of `subclasses`, and the words that the message has to hold. These name
-the wrong value, the expected or the found value, and a way out. Errors of the pass also name the marked line of this
+the wrong value, the expected or the found value, and a way out. Errors of desugar also name the marked line of this
 file.
 """
 
@@ -695,7 +695,7 @@ def test_functions(fn, args, words):
 
 
 def refusal(fn, *args):
-    """Calls the pass without Dynamo, which breaks most of these graphs before it calls a backend."""
+    """Calls desugar without Dynamo, which breaks most of these graphs before it calls a backend."""
     COUNTS.clear()
     KEPT.clear()
 
@@ -785,7 +785,7 @@ UNMET = {
 
 
 def refusals():
-    """The longest fixed part of the message at each place in the pass that raises one of its errors."""
+    """The longest fixed part of the message at each place in desugar that raises one of its errors."""
     for path in sorted(Path(desugar.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("DesugarError",):

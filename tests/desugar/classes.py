@@ -1,4 +1,4 @@
-"""The tensor subclasses for the tests of the pass: three written by hand, six declared.
+"""The tensor subclasses for the tests of desugar: three written by hand, six declared.
 
 Both groups have a plain pair, a class with constant metadata, and a class whose outer size differs from its inner
 sizes.

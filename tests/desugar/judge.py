@@ -201,7 +201,7 @@ def assert_programs(
     return compiled
 
 
-# ---- graphs that the pass refuses: the error of each way to compile, and the unchanged state --------------------
+# ---- graphs that desugar refuses: the error of each way to compile, and the unchanged state --------------------
 
 
 def strictly(fn):
@@ -214,7 +214,7 @@ BOTH_DOORS = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 
 
 def warned(caplog):
-    """The warnings about graphs that the pass has handed over."""
+    """The warnings about graphs that desugar has handed over."""
     return [
         record.getMessage()
         for record in caplog.records
@@ -282,7 +282,7 @@ def assert_wrong_everywhere(fn, make_args, match):
 
 
 def unlooked_at(fn):
-    """The function as one node of Dynamo's graph: its Python runs in the trace of the pass."""
+    """The function as one node of Dynamo's graph: its Python runs in the trace of desugar."""
     return torch._dynamo.nonstrict_trace(fn)
 
 

@@ -1,4 +1,4 @@
-"""The error of the pass, errors of the user's own code and their lines, and interrupts; the next call works."""
+"""The error of desugar, errors of the user's own code and their lines, and interrupts; the next call works."""
 
 import gc
 import traceback
@@ -27,7 +27,7 @@ from tests.desugar.test_models import Held
 from tests.doors import by_stock, by_torch
 from tests.tables import giving
 
-# ---- the error of the pass -----------------------------------------------------------------------------------
+# ---- the error of desugar --------------------------------------------------------------------------------------
 
 
 def test_the_message_says_what_where_and_what_to_do():

@@ -273,7 +273,7 @@ def check(script: Script, door: Callable[..., Any] = by_pass) -> str:
 
 
 def check_refused(fn: Callable[..., Any], script: Script, write: bool) -> None:
-    """Raises unless the pass refuses what Dynamo captured, which is why AOTAutograd compiled it instead."""
+    """Raises unless desugar refuses what Dynamo captured, which is why AOTAutograd compiled it instead."""
     torch.compiler.reset()
     with pytest.raises(Exception) as caught:
         play(by_pass(fn, strict=True), script, arguments_of(script), write)

@@ -6,7 +6,7 @@ class whose outer size differs from its inner sizes, and a declared class. `EXPE
 eager mode, errors included:
 
 - `refused`: a `DesugarError`, with the arguments untouched;
-- `dynamo`: Dynamo refuses before it calls a backend, or AOTAutograd refuses a graph that the pass handed over with a
+- `dynamo`: Dynamo refuses before it calls a backend, or AOTAutograd refuses a graph that desugar handed over with a
   logged reason.
 """
 
@@ -382,7 +382,7 @@ def c21_an_error_inside(compile, cls):
 # PyTorch's higher-order ops fail on wrappers; declared classes take part in them.
 BY_HAND = {"pair": "dynamo", "metadata": "dynamo", "outer": "dynamo"}
 
-# Maps a case to its outcomes by the pass and behind Dynamo, if one is not right; a dict where classes differ.
+# Maps a case to its outcomes by desugar and behind Dynamo, if one is not right; a dict where classes differ.
 EXPECTED: dict[str, tuple[Any, Any]] = {
     "c06_unsqueeze_": ("right", "dynamo"),
     "c06_t_of_a_plain_tensor": ("right", "dynamo"),

@@ -1,4 +1,4 @@
-"""PyTorch's own op database through the pass: each op on pairs, forward and backward, as eager mode has it."""
+"""PyTorch's own op database through desugar: each op on pairs, forward and backward, as eager mode has it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def name_of(op: Any) -> str:
 OPS = [
     pytest.param(op, id=name_of(op), marks=[] if name_of(op) in CHOSEN else [pytest.mark.slow])
     for op in op_db
-    # The first are for GPUs, and the pass refuses the other, which PyTorch decomposes wrongly.
+    # The first are for GPUs, and desugar refuses the other, which PyTorch decomposes wrongly.
     if op.dtypes and not op.name.startswith(("jiterator", "nn.functional.multilabel_margin_loss"))
 ]
 

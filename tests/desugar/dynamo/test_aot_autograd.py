@@ -1,4 +1,4 @@
-"""AOTAutograd compiles graphs that the pass does not support; the fallback detects inner tensors that share memory."""
+"""AOTAutograd compiles graphs that desugar does not support; the fallback detects inner tensors that share memory."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ Pair = declare(name="Pair", keywords={"fallback": "map"}, first=inner(), second=
 
 
 def write_and_read(a, b, w):
-    """`sgn` has a zero gradient, which the pass does not trace with symbolic sizes."""
+    """`sgn` has a zero gradient, which desugar does not trace with symbolic sizes."""
     a.mul_(2)
     return b + 1, w.sgn().sum()
 

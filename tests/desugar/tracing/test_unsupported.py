@@ -1,4 +1,4 @@
-"""Graphs that the pass refuses go to PyTorch's AOTAutograd with a warning.
+"""Graphs that desugar refuses go to PyTorch's AOTAutograd with a warning.
 
 If AOTAutograd's result would be wrong, and with `strict`, the call raises an error and leaves everything as it was. The
 next call works.

@@ -179,7 +179,7 @@ def run_eager(op: Any, c: Any) -> Any:
 
 
 def run_compiled(op: Any, c: Any) -> Any:
-    """The op through the pass."""
+    """The op through desugar."""
     torch.compiler.reset()
     with warnings.catch_warnings():
         return desugar.compile(UNSEEDED.get(op.name, op.op), backend="eager")(c.input, *c.args, **c.kwargs)
