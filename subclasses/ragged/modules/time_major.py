@@ -39,6 +39,11 @@ class TimeMajor(TensorSubclass):
         (b, t, *size), (of_b, of_t, *stride) = rows.size(), rows.stride()
         return Outer((t, b, *size), (of_t, of_b, *stride), storage_offset=rows.storage_offset())
 
+    def to_dense(self, fill: float | int | bool = 0) -> Tensor:  # type: ignore[override]
+        """Returns the padded tensor ``[T, B, ...]``, with ``fill`` where there is no entry."""
+        rows: Any = self.unwrap("rows")
+        return rows.to_dense(fill).transpose(0, 1)
+
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
         """Returns a dense cotangent as a ragged one, with its values at existing entries."""
         return type(self)(self.rows.wrap_cotangent(cotangent.transpose(0, 1)))

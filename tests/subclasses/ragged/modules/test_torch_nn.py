@@ -143,7 +143,7 @@ def test_dropout_in_training_drops(training):
 def test_time_major_goes_back():
     x = JaggedTensor.from_tensors(rows_of())
     swapped = x.transpose(0, 1)
-    assert type(swapped) is TimeMajor
+    assert type(swapped) is TimeMajor and torch.equal(swapped.to_dense(2), x.to_dense(2).transpose(0, 1))
     assert [swapped.shape, swapped.transpose(1, 0).shape] == [(7, 4, DIM), x.shape]
     (gradient,) = torch.autograd.grad(swapped.swapaxes(0, 1).values.sum(), x)
     assert torch.equal(gradient.values, torch.ones_like(gradient.values))
