@@ -177,7 +177,7 @@ def test_the_command_line_of_a_fresh_environment_works(installed, tmp_path):
 def test_the_first_page_works_in_a_fresh_environment(installed, tmp_path):
     page = ROOT / "README.md"
     lines = page.read_text().splitlines()
-    program, output, *_ = collect_blocks(lines)
+    program, output, *_ = (b for b in collect_blocks(lines) if b.is_program() or b.is_output)
     script, want = ("\n".join(lines[block.first : block.last]) for block in (program, output))
     (tmp_path / "script.py").write_text(f"{script}\n\n\ndef make():\n    return weight\n")
     for command in (
