@@ -3,7 +3,7 @@
 ``check(factory)`` checks a class; ``TestMine = suite(factory)`` makes a test class for pytest.
 """
 
-from subclasses.testing.compiled import PATHS, named
+from subclasses.testing.contexts import PATHS, named
 from subclasses.testing.op_infos import Verdicts, sweep
 from subclasses.testing.report import Failure, Outcome, Promise, Report
 from subclasses.testing.runner import ConformanceError, check, examine, suite

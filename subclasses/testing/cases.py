@@ -177,7 +177,7 @@ def gradients_by(tensors: Sequence[Tensor], result: Any) -> Sequence[Any]:
     results = live(result)
     if not results or not tensors:
         return [None] * len(tensors)
-    return torch.autograd.grad(results, tensors, ones_for(results), allow_unused=True)
+    return torch.autograd.grad(results, tensors, ones_for(results), allow_unused=True, retain_graph=True)
 
 
 # ---- calls of the author -----------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from subclasses.testing.subject import (
     metadata,
     once,
     plainest,
-    same_context,
 )
 
 
@@ -97,7 +96,7 @@ def _grow_inners(s: Subject, times: int) -> Any:
 @torch.no_grad()
 def _check_grown(s: Subject, make: Any) -> None:
     x, grown, times = s.make().detach(), s.make(make), make.args[1]
-    assert type(grown) is s.cls and same_context(s.context(x), s.context(grown))
+    assert type(grown) is s.cls and s.context(x) == s.context(grown)
     assert grown.shape == (times * x.shape[0], *x.shape[1:])
     assert _same(s.reference(grown), tuple(torch.cat([plain] * times) for plain in s.reference(x)))
 
@@ -160,7 +159,7 @@ def _check_variant(s: Subject, make: Factory) -> None:
     A few that are wrong are faults of rules, which ``other_metadata`` tells; many, metadata that no value may have.
     """
     x = s.make(make)
-    assert not same_context(s.context(s.make()), s.context(x))
+    assert s.context(s.make()) != s.context(x)
     assert all(p.shape == x.shape and p.dtype == x.dtype for p in s.reference(x))
     verdicts = _verdicts(s, make)
     wrong = [error for error in verdicts.values() if error is not None]
@@ -238,7 +237,7 @@ def _flipped(t: Tensor, default: Tensor) -> Tensor:
 def _check_second(s: Subject, make: Factory, needs_check: bool) -> None:
     """Raises unless a value differs from one of the factory in numbers alone, and ops on it are right."""
     x, y = s.make().detach(), s.make(make)
-    assert type(y) is s.cls and same_context(s.context(x), s.context(y))
+    assert type(y) is s.cls and s.context(x) == s.context(y)
     check_attributes("", y, x, "shape", "dtype")
     pairs = list(zip(s.reference(x), s.reference(y), strict=True))
     assert all(a.shape == b.shape for a, b in pairs) and not all(_same(a, b) for a, b in pairs)

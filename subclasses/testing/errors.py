@@ -7,11 +7,9 @@ compare. A clean refusal by the class (:func:`refusal`) breaks no promise; every
 from __future__ import annotations
 
 import dis
-import itertools
 import re
-import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 # ---- errors of a check ---------------------------------------------------------------------------------------
@@ -99,47 +97,50 @@ def refusal(error: BaseException | None, is_own: Callable[[FrameType], bool] | N
             with a message is a refusal too, where a ``raise`` statement in such a frame raised it.
     """
     for one in chain(error):
-        text = " ".join(str(one).split())
+        text = short(str(one))
         if isinstance(one, Broken) or getattr(one, "code", None) == "rule-result":
             return None
         by_type = isinstance(one, NotImplementedError) or type(one).__name__ in _COMPILER_REFUSES
         by_type = by_type or (is_own is not None and _is_deliberate(one, is_own))
         if (by_type and text) or any(words in text for words in _PYTORCH_REFUSES):
-            return short(text)
+            return text
     return None
 
 
 def _is_deliberate(error: BaseException, is_own: Callable[[FrameType], bool]) -> bool:
-    """Whether a ``raise`` statement of the class raised an error, not an operation that failed."""
-    trace = innermost(error)
-    if trace is None or isinstance(error, RecursionError) or not isinstance(error, _DELIBERATE):
+    """Whether a ``raise`` statement of the class raised an error, not an operation that failed.
+
+    The refusal of parts that a rule passes to the class's constructor is a mistake in the rule, and not deliberate.
+    """
+    entries = [*entries_of(error)]
+    if not entries or not isinstance(error, _DELIBERATE):
         return False
+    frames, last = [entry.tb_frame for entry in entries], entries[-1]
     # The class returned NotImplemented to Python.
     if re.match(r"unsupported operand type|'[<>]=?' not supported between", str(error)):
-        return not is_own(trace.tb_frame)
-    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
-    is_raised = instruction == dis.opmap["RAISE_VARARGS"] and is_own(trace.tb_frame)
-    return is_raised and not _is_of_wrong_parts(error, is_own)
-
-
-def _is_of_wrong_parts(error: BaseException, is_own: Callable[[FrameType], bool]) -> bool:
-    """Whether the class's constructor refuses the parts that a rule passes to it, which is a mistake in the rule."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        return not is_own(frames[-1])
     # The kit calls constructors, too, and the rest of this package calls rules.
-    calls_rules = lambda f: re.match(r"subclasses\.(?!testing\.)", f.f_globals.get("__name__", ""))  # noqa: E731
-    callers = (not is_own(f) and calls_rules(f) and is_own(g) for f, g in itertools.pairwise(frames[:-1]))
-    return frames[-1].f_code.co_name in ("__new__", "__init__") and any(callers)
+    calls_rules = [re.match(r"subclasses\.(?!testing\.)", f.f_globals.get("__name__", "")) for f in frames]
+    is_of_rule = any(
+        c and not is_own(f) and is_own(g) for c, f, g in zip(calls_rules, frames, frames[1:-1], strict=False)
+    )
+    is_raised = frames[-1].f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    return (
+        is_raised
+        and is_own(frames[-1])
+        and not (is_of_rule and frames[-1].f_code.co_name in ("__new__", "__init__"))
+    )
 
 
 # ---- reading errors ------------------------------------------------------------------------------------------
 
 
-def innermost(error: BaseException) -> Any:
-    """The last entry of an error's traceback: where it was raised; None if it was not raised in Python."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace
+def entries_of(error: BaseException) -> Iterator[TracebackType]:
+    """The entries of an error's traceback; the last one is where it was raised."""
+    entry = error.__traceback__
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:

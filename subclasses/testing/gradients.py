@@ -27,7 +27,9 @@ from subclasses.testing.cases import (
     records_on,
     stand_ins,
 )
+from subclasses.testing.contexts import Setting, two
 from subclasses.testing.errors import Broken, check_that, skip_unless, succeeds, tried
+from subclasses.testing.oracles import pair_cases
 from subclasses.testing.subject import (
     Subject,
     check_attributes,
@@ -40,7 +42,6 @@ from subclasses.testing.subject import (
     snapshot,
     tried_alone,
 )
-from subclasses.testing.values import Setting, pair_cases, two
 
 # ---- autograd ----------------------------------------------------------------------------------------------
 

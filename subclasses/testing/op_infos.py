@@ -15,9 +15,10 @@ from subclasses._torch import op_infos
 from subclasses.testing import derive
 from subclasses.testing.calls import Case
 from subclasses.testing.cases import plains_of
+from subclasses.testing.contexts import Setting
 from subclasses.testing.errors import problem, skip_unless, succeeds, tried
+from subclasses.testing.oracles import by_reference
 from subclasses.testing.subject import Options, Subject, leaves, seed, undisturbed
-from subclasses.testing.values import Setting, by_reference
 
 Verdict = Literal["right", "refused", "wrong"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from subclasses.testing import compiled, gradients, op_infos, structure, values
+from subclasses.testing import gradients, op_infos, oracles, programs, structure
 from subclasses.testing.calls import LAZY, PAIRS, RANDOM, VIEWS
 from subclasses.testing.cases import (
     accepted,
@@ -16,8 +16,9 @@ from subclasses.testing.cases import (
     recorded,
     rules_tried,
 )
+from subclasses.testing.contexts import CONTEXTS, EXPORT, INDUCTOR, under
+from subclasses.testing.oracles import by_eager, by_reference
 from subclasses.testing.report import Promise
-from subclasses.testing.values import CONTEXTS, by_eager, by_reference
 
 ALIASING = (
     "end __torch_dispatch__ with `return torch.utils._python_dispatch.return_and_correct_aliasing(func, "
@@ -53,7 +54,7 @@ PROMISES = [
         "A value and its copy have a shape and a dtype, can be flattened, and can be read as the tensors that they "
         "represent.",
         cases=structure.reads,
-        oracle=structure.readable,
+        oracle=oracles.unchanged,
         mend=(
             "correct the named fault: the kit tries every other promise once this one is kept. Ops, copies and "
             "compilers make values of fields alone: declare all that materialize() and rules read, as `scale: float "
@@ -71,7 +72,7 @@ PROMISES = [
     Promise(
         "round_trip",
         "A value put together from its own parts is the same value.",
-        cases=structure.ROUND_TRIPS,
+        cases=structure.round_trips,
         oracle=structure.round_trip,
         mend=(
             "__tensor_unflatten__ must use every inner tensor and the context, and give back the outer size, stride "
@@ -98,6 +99,7 @@ PROMISES = [
         "sizes",
         "Sizes are not metadata: values that differ in sizes alone have one context.",
         needs=("flatten",),
+        cases=structure.other_sizes,
         oracle=structure.sizes,
         mend=(
             "leave sizes out of the context: derive the outer size from the inner tensors or from outer_size, which "
@@ -161,8 +163,9 @@ PROMISES = [
     Promise(
         "mapped_values",
         "materialize() of a mapped result equals the op on materialize() of the operand.",
-        cases=values.mapped_cases,
-        oracle=values.mapped_values,
+        cases=oracles.mapped_cases,
+        context=CONTEXTS["materialized"],
+        oracle=by_reference,
         mend=(
             'fallback="map" runs an op on each inner tensor, which is not the op on the result of materialize(): '
             'use fallback="materialize", write rules for the ops, or rename the method if it only reads the inner '
@@ -200,7 +203,7 @@ PROMISES = [
         "An op that is not in place leaves its argument as it was.",
         needs=("flatten",),
         cases=kit_cases,
-        oracle=values.arguments,
+        oracle=oracles.unchanged,
         tells=True,
         mend=(
             "a rule for an op that is not in place writes to its argument: compute into a new tensor, not by "
@@ -246,14 +249,14 @@ PROMISES = [
         needs=("metadata",),
         cases=lambda s: accepted(s) if s.declared else [],
         context=CONTEXTS["given metadata"],
-        oracle=values.kept_metadata,
+        oracle=oracles.kept_metadata,
     ),
     Promise(
         "kept_inners",
         "An op on each entry hands on fields that the reference does not show: optional inner tensors, integers as "
         "labels.",
-        cases=values.pointwise,
-        oracle=values.kept_inners,
+        cases=oracles.pointwise,
+        oracle=oracles.kept_inners,
         mend=(
             "the rule makes its result without that inner tensor, or with another: pass on each inner tensor "
             "that it does not compute with, as in type(x)(..., white=x.white). If the op is meant to leave one out, "
@@ -265,7 +268,7 @@ PROMISES = [
         "An op on two values with different numbers returns the result of the op on the tensors that they "
         "represent.",
         needs=("reference",),
-        cases=values.pair_cases,
+        cases=oracles.pair_cases,
         context=lambda s: CONTEXTS["two values"](s) + CONTEXTS["other integers"](s),
         oracle=by_reference,
         mend=f"{_BOTH}. It refuses operands that it does not support: {_REFUSE}",
@@ -275,7 +278,7 @@ PROMISES = [
         "An op on two values of different metadata returns the result of the op on the tensors that they represent.",
         cases=PAIRS,
         context=CONTEXTS["mixed metadata"],
-        oracle=values.mixed_metadata,
+        oracle=oracles.mixed_metadata,
         mend=(
             "a rule for an op on two values must read the metadata of both: convert one of them where they differ, "
             f"or refuse the op: {_REFUSE}. If the represented tensor does not depend on the metadata, such as names "
@@ -286,8 +289,8 @@ PROMISES = [
         "fresh_values",
         "The tensor that a value represents follows a write to its inner tensors.",
         needs=("materialize", "flatten"),
-        cases=values.changed_values,
-        oracle=values.fresh,
+        cases=oracles.changed_values,
+        oracle=oracles.fresh,
         mend=(
             "let materialize() compute from the inner tensors at each call: a kept result, on the value or by "
             "functools.cached_property or lru_cache, is stale after an optimizer's step, a load or any write"
@@ -297,8 +300,8 @@ PROMISES = [
         "fresh_results",
         "An op on a value follows a write to its inner tensors, though it was called with the value before.",
         needs=("flatten",),
-        cases=values.changed_operands,
-        oracle=values.fresh,
+        cases=oracles.changed_operands,
+        oracle=oracles.fresh,
         mend=(
             "a rule computes anew at each call: a result that it keeps, with functools.lru_cache or in a dict by "
             "id(), is stale after an optimizer's step, a load or any write. Leave the cache out"
@@ -308,7 +311,7 @@ PROMISES = [
         "cached_inners",
         "No optional inner tensor repeats the others, which an optimizer steps apart from them.",
         cases=lambda s: accepted(s) if s.declared and s.cls._traits.trainable else [],
-        oracle=values.cached_inners,
+        oracle=oracles.cached_inners,
         mend=(
             "declare the field that repeats others as inner(derived=function): it is computed when it is "
             "read, and neither trained nor saved"
@@ -322,7 +325,7 @@ PROMISES = [
             "many numbers",
         ),
         cases=RANDOM,
-        oracle=values.randomness,
+        oracle=oracles.randomness,
         mend=(
             "draw from torch's generator at each call, once, by running the op itself on the inner tensors; "
             "keep no generator and no mask"
@@ -336,7 +339,7 @@ PROMISES = [
             "gradients",
             "reals",
         ),
-        oracle=values.random_backward,
+        oracle=oracles.random_backward,
         mend="the backward of a random op must use the mask of its forward: save it, do not draw anew",
         declared=(
             "PyTorch differentiates F.dropout by the ops that it is made of: correct the rules for "
@@ -365,7 +368,9 @@ PROMISES = [
         "threads",
         "Calls from several threads at once return the results of the same calls alone.",
         level="gradients",
-        oracle=values.threads,
+        cases=oracles.beside_others,
+        context=CONTEXTS["threads"],
+        oracle=by_eager,
         may_refuse=False,
         mend=(
             "keep the state of one call in local variables, not on the class or the module, and set no flag that is "
@@ -389,8 +394,8 @@ PROMISES = [
     Promise(
         "strangers",
         "A call with an unknown subclass is left to that subclass, or refused.",
-        cases=values.STRANGERS,
-        oracle=values.strangers,
+        cases=oracles.STRANGERS,
+        oracle=oracles.strangers,
         mend=(
             "in __torch_dispatch__, `return NotImplemented` if types holds a class that you do not know: not "
             "every tensor that is not of your class is a plain one"
@@ -514,8 +519,9 @@ PROMISES = [
     Promise(
         "conversion",
         'x.to(dtype) has that dtype, and represents the converted tensor; x.to("meta") moves.',
-        cases=structure.CONVERSIONS,
-        oracle=structure.conversion,
+        cases=structure.conversions,
+        context=CONTEXTS["detached"],
+        oracle=by_reference,
         mend=(
             "_to_copy must honour dtype=: convert the inner tensors that have the outer dtype, or give "
             "back the plain tensor in that dtype, or refuse"
@@ -622,9 +628,9 @@ PROMISES = [
         "A compiled op returns the result of eager mode.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.groups,
-        context=compiled.under(briefly=True),
-        oracle=compiled.by_compiler,
+        cases=programs.groups,
+        context=under(briefly=True),
+        oracle=programs.by_compiler,
         mend=(
             "flatten, unflatten and rules must be traceable: no data-dependent Python, no state outside the "
             "inner tensors and the context, the same metadata for a fake as for a real value"
@@ -635,9 +641,9 @@ PROMISES = [
         "A compiled function that writes to its argument does so, as in eager mode.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.mutations,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.mutations,
+        context=under(),
+        oracle=programs.by_compiler,
         mend="an in-place op must write into the inner tensors; see the promise `mutation`",
     ),
     Promise(
@@ -645,9 +651,9 @@ PROMISES = [
         "A view that a compiled function gives back is one of its argument, as in eager mode.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.written_views,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.views,
+        context=under(),
+        oracle=programs.by_compiler,
         mend=(
             "a view must share its storage with its base (see the promise `views`). A class with rules for views "
             "needs a rule for as_strided, with which PyTorch remakes a view of an argument by its sizes and "
@@ -660,9 +666,9 @@ PROMISES = [
         "Inner tensors that start at different places in their storages give right views when compiled.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.offset_views,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.offset_views,
+        context=programs.with_offsets,
+        oracle=programs.by_compiler,
         mend=(
             "as_strided counts from the start of the storage: shift its offset for each inner tensor by where "
             "that one starts, and refuse strides that are not its own"
@@ -673,9 +679,9 @@ PROMISES = [
         "The gradient of a compiled function equals the gradient of eager mode, for every kind of tangent.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.tangents,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.tangents,
+        context=under(),
+        oracle=programs.by_compiler,
         mend=(
             "the tangent that arrives may be plain, of the class, or missing: see __coerce_tangent_metadata__ "
             "and __coerce_same_metadata_as_tangent__, and the promise `cotangents`"
@@ -686,9 +692,9 @@ PROMISES = [
         "A value may be made from plain tensors, and decomposed, inside a compiled function.",
         level="gradients",
         needs=("flatten", "plain inner tensors"),
-        cases=compiled.construction,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.construction,
+        context=under(),
+        oracle=programs.by_compiler,
         mend="construction must be traceable: no data-dependent checks in __new__, no __init__ that Dynamo skips",
     ),
     Promise(
@@ -696,9 +702,9 @@ PROMISES = [
         "Values of several sizes run through one dynamic program.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.other_sizes,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.other_sizes,
+        context=under(),
+        oracle=programs.by_compiler,
         mend=(
             "derive sizes from the inner tensors or from outer_size, never from the context, and compute with them "
             "as symbols. A size that may be anything belongs among the dynamic ints"
@@ -709,9 +715,9 @@ PROMISES = [
         "A value with other metadata does not run a program that was compiled for another.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.other_metadata,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.other_metadata,
+        context=under(),
+        oracle=programs.by_compiler,
         mend=(
             "compare the whole metadata in the context's == and in __metadata_guard__: a program that was "
             "compiled for one value must not run on another"
@@ -722,9 +728,9 @@ PROMISES = [
         "A compiled module with a parameter of the class returns the result of eager mode.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.modules,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.modules,
+        context=under(),
+        oracle=programs.by_compiler,
         mend="a module with a parameter of the class must be traceable; see the promise `compiled_values`",
     ),
     Promise(
@@ -732,9 +738,9 @@ PROMISES = [
         "torch.export takes a module with a parameter of the class, where an op on it gives a plain tensor.",
         level="gradients",
         needs=("flatten",),
-        cases=partial(compiled.modules, plain=True),
-        context=compiled.under(compiled.EXPORT),
-        oracle=compiled.by_compiler,
+        cases=partial(programs.modules, plain=True),
+        context=under(EXPORT),
+        oracle=programs.by_compiler,
         mend=(
             "torch.export flattens a parameter by __tensor_flatten__: ops on it must give plain tensors in the end, "
             "and a class that is constructed inside needs a constructor that Dynamo traces"
@@ -771,9 +777,9 @@ PROMISES = [
         "Nested wrappers compile, whichever is outside.",
         level="gradients",
         needs=("flatten",),
-        cases=compiled.nests,
-        context=compiled.under(),
-        oracle=compiled.by_compiler,
+        cases=programs.nests,
+        context=under(),
+        oracle=programs.by_compiler,
         mend="the compiler flattens nested wrappers with __tensor_flatten__, all the way; see `nested_inside`",
     ),
     # ---- many ops, and Inductor
@@ -790,9 +796,9 @@ PROMISES = [
         "A program of Inductor returns the results of eager mode.",
         level="full",
         needs=("flatten",),
-        cases=lambda s: compiled.groups(s, 8)[:1],
-        context=compiled.under(compiled.INDUCTOR),
-        oracle=compiled.by_compiler,
+        cases=lambda s: programs.groups(s, 8)[:1],
+        context=under(INDUCTOR),
+        oracle=programs.by_compiler,
         mend="see the promise `compiled_values`; where that is kept, report the program to PyTorch",
     ),
 ]

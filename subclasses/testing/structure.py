@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from subclasses._torch import fake_mode, storage_key
-from subclasses.errors import one_of
 from subclasses.layout import field_name
 from subclasses.rules.results import describe
 from subclasses.testing import derive
@@ -21,30 +20,29 @@ from subclasses.testing.calls import METADATA_MUTATIONS, MUTATIONS, VIEWS, WHOLE
 from subclasses.testing.cases import (
     applicable,
     argument_cases,
+    gradients_by,
     is_for_op,
     not_refused,
     own_methods,
     rules_run,
     stand_ins,
 )
+from subclasses.testing.contexts import Setting
 from subclasses.testing.errors import Broken, check_that, problem, succeeds, tried
+from subclasses.testing.oracles import by_reference, harmless, step, unchanged
 from subclasses.testing.subject import (
     Subject,
     check_attributes,
     check_class,
-    check_close,
     check_equal,
     differs,
     is_differentiable,
     leaves,
     memory_of,
-    plain_type,
-    same_context,
     shared_memory,
     snapshot,
     tried_alone,
 )
-from subclasses.testing.values import Setting, arguments, by_reference, harmless, step
 
 # ---- the least -----------------------------------------------------------------------------------------------
 
@@ -67,15 +65,6 @@ def reads(s: Subject) -> list[Case]:
     return [case for case in cases if all(has[words] for words in has if case.name.endswith(words))]
 
 
-@torch.no_grad()
-def readable(s: Subject, case: Case) -> None:
-    """Raises where a read fails, or changes the value."""
-    x = s.make()
-    before = snapshot(s, x) if s.traceable else x
-    case.run(x)
-    check_equal(s, f"{case.name} changed x", x, before)
-
-
 # ---- flattening ----------------------------------------------------------------------------------------------
 
 
@@ -89,18 +78,13 @@ def flatten(s: Subject, case: Case) -> None:
             mend=f"write both; its attributes hold the tensors {', '.join(s.inners(x)) or 'none'}, the names to return",
         )
     names, _ = x.__tensor_flatten__()
+    wrong = [n for n in names if not (isinstance(n, str) and isinstance(getattr(x, n, None), Tensor))]
     check_that(
-        names and all(isinstance(n, str) for n in names),
-        f"__tensor_flatten__ gave the names {names!r}",
+        names and not wrong, f"__tensor_flatten__ gave the names {names!r}, of which {wrong} hold no tensors"
     )
-    for name in names:
-        check_that(
-            isinstance(inner := getattr(x, name, None), Tensor),
-            f"{s.name}.{name} is {one_of(type(inner))}, and __tensor_flatten__ names it",
-        )
 
 
-ROUND_TRIPS = {
+ROUND_TRIPS: dict[str, Callable[[Any], Any]] = {
     "a value": lambda x: x,
     "x.detach()": lambda x: x.detach(),
     "x.transpose(0, -1)": lambda x: x.transpose(0, -1),
@@ -109,72 +93,64 @@ ROUND_TRIPS = {
 }
 
 
+def round_trips(s: Subject) -> list[Case]:
+    """A value, and the views of it that are of the class."""
+    cases = itertools.starmap(Case, ROUND_TRIPS.items())
+    return [case for case in cases if type(tried_alone(case.run, s.make())[0]) is s.cls]
+
+
+@torch.no_grad()
 def round_trip(s: Subject, case: Case) -> None:
     """Compares a value, or a view of it, with a value that is put together from the same parts."""
-    value, error = tried_alone(case.run, s.make())
-    if error is not None:
-        s.refuses(case.name, error)
-    if type(value) is not s.cls:
-        return
-    back, what = s.unflatten(value, s.inners(value)), f"{case.name} put together from its parts"
-    check_equal(s, what, back, value)
-    check_equal(s, f"the stride of {what}", back.stride(), value.stride())
+    value, what = case.run(s.make()), f"{case.name} put together from its parts"
+    back = s.unflatten(value, s.inners(value))
+    check_equal(s, what, {"": back, "stride": back.stride()}, {"": value, "stride": value.stride()})
     for name, inner in s.inners(value).items():
-        check_that(
-            getattr(back, name, None) is inner or not inner.numel(),
-            f"the inner tensor {field_name(name)} came back as another tensor",
-        )
-    restored, original = vars(back), vars(value).items()
-    lost = {
-        n: v for n, v in original if not isinstance(v, Tensor) and (n not in restored or restored[n] != v)
-    }
-    names = " and ".join(f"{n} ({v!r}, afterwards {restored.get(n)!r})" for n, v in lost.items())
-    loss = f", where the flatten context {s.context(value)!r} loses {names}" if lost else ""
-    words = f"the tensor that a value represents once it is put together from its parts{loss}"
-    check_equal(s, words, s.meaning(back), s.meaning(value))
+        is_same = getattr(back, name) is inner or not inner.numel()
+        check_that(is_same, f"the inner tensor {field_name(name)} came back as another tensor")
+    restored, plain = vars(back), {n: v for n, v in vars(value).items() if not isinstance(v, Tensor)}
+    lost = [
+        f"{n} ({v!r}, afterwards {restored.get(n)!r})"
+        for n, v in plain.items()
+        if n not in restored or restored[n] != v
+    ]
+    loss = f", where the flatten context {s.context(value)!r} loses {' and '.join(lost)}" if lost else ""
+    check_equal(s, f"the tensor that {what} represents{loss}", s.meaning(back), s.meaning(value))
 
 
 def check_metadata(s: Subject, case: Case) -> None:
     """Raises where the flatten context holds a tensor, differs for equal values, or has no hash."""
     one, other = (s.context(s.make()) for _ in range(2))
-    check_that(not _holds_tensor(one), f"the flatten context {one!r} holds a tensor")
     check_that(
-        same_context(one, other), f"two equal values have the contexts {one!r} and {other!r}, which differ"
+        not any(isinstance(v, Tensor) for v in leaves(one)), f"the flatten context {one!r} holds a tensor"
     )
+    check_that(one == other, f"two equal values have the contexts {one!r} and {other!r}, which differ")
     check_that(hash(one) == hash(other), f"the hash of the equal contexts {one!r} differs")
 
 
-def _holds_tensor(value: Any) -> bool:
-    parts = [*value, *value.values()] if isinstance(value, dict) else value
-    is_container = isinstance(parts, list | tuple | set | frozenset)
-    return isinstance(value, Tensor) or (is_container and any(map(_holds_tensor, parts)))
+def other_sizes(s: Subject) -> list[Case]:
+    """Values of other sizes."""
+    return [Case("", WHOLE.run, operand=make) for make in derive.sizes(s)]
 
 
 def sizes(s: Subject, case: Case) -> None:
-    """Compares the contexts of values of other sizes, and the sizes of values that are put together with a context."""
-    x = s.make()
-    for other in map(s.make, derive.sizes(s)):
-        if s.has_reference:
-            _check_outside(s, other)
-        check_that(
-            same_context(s.context(x), s.context(other)),
-            f"the contexts are {s.context(x)!r} and {s.context(other)!r}",
-        )
-        back = s.cls.__tensor_unflatten__(s.inners(other), s.context(x), other.size(), other.stride())
-        words = "inner tensors, put together with the equal context of another value"
-        check_attributes(words, back, other, "shape")
+    """Compares the contexts of two values, and the size of a value that is put together with the other context."""
+    x, other = s.make(), s.make(case.operand)
+    if s.has_reference:
+        outside(s, case)
+    contexts = [s.context(x), s.context(other)]
+    check_that(contexts[0] == contexts[1], f"the contexts are {contexts[0]!r} and {contexts[1]!r}")
+    back = s.cls.__tensor_unflatten__(s.inners(other), contexts[0], other.size(), other.stride())
+    words = "inner tensors, put together with the equal context of another value"
+    check_attributes(words, back, other, "shape")
 
 
 def outside(s: Subject, case: Case) -> None:
     """Compares the size, dtype and device of a value with the tensors that it represents."""
-    x = s.make()
+    x = s.make(case.operand)
     if odd := s.odd_sizes() if s.is_mapped else {}:
         words = " and ".join(f"{name} has size {size}" for name, size in odd.items())
         raise Broken(f"{words}, the value {list(x.shape)}", fault="inner-size")
-    _check_outside(s, x)
-
-
-def _check_outside(s: Subject, x: Any) -> None:
     s.needs("reference")
     plains, error = tried(s.reference, x)
     if error is not None:
@@ -221,13 +197,8 @@ class Holder(nn.Module):
         return self.run(self.weight), x * 2
 
 
-def _pickled(t: Any) -> Any:
-    return pickle.loads(pickle.dumps(t))
-
-
 def _saved(x: Any) -> Any:
-    file = io.BytesIO()
-    torch.save({"x": x}, file)
+    torch.save({"x": x}, file := io.BytesIO())
     file.seek(0)
     return torch.load(file, weights_only=True)["x"]
 
@@ -237,34 +208,33 @@ LOCAL_COPIES = [
     Case("x.detach()", lambda x: x.detach(), marks=("shares",)),
 ]
 DEEPCOPY = Case("copy.deepcopy(x)", copy.deepcopy, marks=("trains",))
-PICKLED = Case("a pickled value", _pickled)
+PICKLED = Case("a pickled value", lambda x: pickle.loads(pickle.dumps(x)))
 FILES = [PICKLED, Case("torch.load(weights_only=True)", _saved)]
 
 
 def files(s: Subject) -> list[Case]:
     """The copies that go through a file; torch cannot pickle plain float8 tensors."""
-    inners = s.inners(s.make().detach()).values()
-    return [case for case in FILES if case is not PICKLED or all(succeeds(_pickled, t) for t in inners)]
+    is_pickled = all(succeeds(PICKLED.run, t) for t in s.inners(s.make().detach()).values())
+    return FILES if is_pickled else FILES[1:]
 
 
 def parameters(s: Subject) -> list[Case]:
     """Parameters of a module: a new one, one of a copied module, one that a module loads."""
 
-    def load(x: Any, assign: bool) -> Any:
+    def loaded(x: Any, assign: bool) -> Any:
         target = Holder(snapshot(s, x).requires_grad_(x.requires_grad))
         for t in filter(is_differentiable, s.inners(target.weight).values()):
             t.detach().zero_()  # so that only a real copy restores the numbers
         target.load_state_dict(Holder(x).state_dict(), assign=assign)
-        return target
+        return target.weight
 
-    made: dict[str, tuple[Callable[[Any], nn.Module], tuple[str, ...]]] = {
-        "nn.Parameter(x)": (Holder, ("shares",)),
-        "the parameter of a copied module": (lambda x: copy.deepcopy(Holder(x)), ()),
-        "a parameter after load_state_dict(assign=True)": (lambda x: load(x, True), ("shares",)),
-        "a parameter after load_state_dict(assign=False)": (lambda x: load(x, False), ()),
-    }
-    only = lambda make, x: next(iter(make(x).parameters()))  # noqa: E731
-    return [Case(n, partial(only, make), marks=("trains", *marks)) for n, (make, marks) in made.items()]
+    load, shares = "a parameter after load_state_dict(assign={})", ("trains", "shares")
+    return [
+        Case("nn.Parameter(x)", lambda x: Holder(x).weight, shares),
+        Case("the parameter of a copied module", lambda x: copy.deepcopy(Holder(x)).weight, shares[:1]),
+        Case(load.format(True), lambda x: loaded(x, True), shares),
+        Case(load.format(False), lambda x: loaded(x, False), shares[:1]),
+    ]
 
 
 def copied(s: Subject, case: Case) -> None:
@@ -273,15 +243,12 @@ def copied(s: Subject, case: Case) -> None:
     check_equal(s, "x.detach()", x, s.make())
     trains = "trains" in case.marks and is_differentiable(x)
     for value in [x, x.detach().requires_grad_()] if trains else [x]:
-        with torch.no_grad():
-            got = case.run(value)
+        got = torch.no_grad()(case.run)(value)
         check_equal(s, case.name, got, value)
         check_attributes(case.name, got, value, "requires_grad", "is_leaf")
         check_equal(s, f"what {case.name} stands for", s.meaning(got), s.meaning(value))
-        check_that(
-            "shares" in case.marks or not shared_memory(s, got, value),
-            f"{case.name} shares memory with the value that it is a copy of",
-        )
+        is_apart = "shares" in case.marks or not shared_memory(s, got, value)
+        check_that(is_apart, f"{case.name} shares memory with the value that it is a copy of")
 
 
 def optimizer(s: Subject, case: Case) -> None:
@@ -290,44 +257,38 @@ def optimizer(s: Subject, case: Case) -> None:
     The plain tensors are the tensors that the parameter represents, or its inner tensors.
     """
     weight: Any = nn.Parameter(s.trainable())
-    loss = weight * weight
-    (weight.grad,) = torch.autograd.grad(loss, weight, torch.ones(loss.shape, dtype=loss.dtype))
+    (weight.grad,) = gradients_by([weight], weight * weight)
     grad, before = weight.grad, snapshot(s, weight.detach())
     works, _ = s.works("SGD.step()", torch.optim.SGD([weight], lr=0.1).step)
     if not works:
         return check_equal(s, "a parameter after a refused SGD.step()", weight.detach(), before)
     trains_inners = s.declared and s.cls._traits.trainable
     floats = lambda x: [*filter(is_differentiable, s.inners(x).values())]  # noqa: E731
-    parts = floats if trains_inners else s.reference
-    if type(grad) is plain_type(weight.detach()) and (s.has_reference or trains_inners):
-        for got, p, g in zip(*map(parts, (weight.detach(), before, grad)), strict=True):
-            check_close(s, "a parameter after SGD.step()", got, p - 0.1 * g)
+    plains = floats if trains_inners else s.meaning
+    if type(grad) is s.cls:
+        expected = [p - 0.1 * g for p, g in zip(plains(before), plains(grad), strict=True)]
+        check_equal(s, "a parameter after SGD.step()", plains(weight.detach()), expected)
 
 
-CONVERSIONS = {
+def _shown(y: Any) -> list[Any]:
+    return [y.dtype, y.device, list(y.shape)]
+
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     **{
-        f"x.to({dtype})": lambda x, dtype=dtype: x.to(dtype)
+        f"x.to({dtype})": lambda x, dtype=dtype: _shown(x.to(dtype))
         for dtype in (torch.float64, torch.bfloat16, torch.complex64, torch.int32)
     },
-    'x.to("meta")': lambda x: x.to("meta"),
-    "x.to(x.dtype)": lambda x: x.to(x.dtype),
+    'x.to("meta")': lambda x: _shown(x.to("meta")),
+    "x.to(x.dtype) is x": lambda x: x.to(x.dtype) is x,
 }
+NUMBERS = Case("the numbers of x.to(torch.float64)", lambda x: x.to(torch.float64).to(x.dtype))
 
 
-def conversion(s: Subject, case: Case) -> None:
-    """Compares a value in another dtype, or on another device, with the tensors that it represents."""
-    x = s.make().detach()
-    got, plain = case.run(x), case.run(torch.zeros(x.shape, dtype=x.dtype, device=x.device))
-    check_attributes(case.name, got, plain, "dtype", "device", "shape")
-    check_that(
-        "x.dtype" not in case.name or got is x,
-        "x.to(x.dtype) is not x itself, as it is for a plain tensor",
-    )
-    if s.has_reference and got.device == x.device and got.dtype == torch.float64 and x.is_floating_point():
-        plains = s.reference(x)
-        for p, e in zip(s.references(got, len(plains)), plains, strict=True):
-            check_attributes(f"what {case.name} stands for", p, got, "dtype")
-            check_close(s, case.name, p.to(x.dtype), e)
+def conversions(s: Subject) -> list[Case]:
+    """Conversions to a dtype or a device; with a reference, the numbers of one."""
+    has_numbers = s.has_reference and s.dtype.is_floating_point
+    return [*itertools.starmap(Case, CONVERSIONS.items()), *([NUMBERS] if has_numbers else [])]
 
 
 # ---- views -------------------------------------------------------------------------------------------------
@@ -437,28 +398,20 @@ def written(s: Subject, case: Case) -> None:
         check_equal(s, f"{case.name} was refused, but had changed x", x, before)
         raise error
     check_that(y is not x or out is x, f"{case.name} gave another object than x")
-    if type(y) is s.cls:
+    is_own = type(y) is s.cls
+    if is_own:
         again = f"{case.name}: the view, taken again, does not have what was written to it"
         check_equal(s, again, result.run(x), y)
-    elif y.numel() and not shared_memory(s, y, x):
-        check_equal(s, f"x after {case.name}, which wrote to a plain copy", x, before)
-        check_that(
-            not y._is_view() or y._base is not x,
-            f"{case.name} wrote to a copy that claims to be a view of x: the write is lost",
-        )
-        return
-    if s.has_reference and "another value" not in case.name:
+    if s.has_reference and "another value" not in case.name and (is_own or shared_memory(s, y, x)):
         after = Case(f"x after {case.name}", lambda x: (case.run(x), x)[1])
         by_reference(s, after, Setting(lambda: snapshot(s, before)))
-    check_that(
-        x._version != version or not isinstance(y, s.cls),
-        f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed",
-    )
+    words = f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed"
+    check_that(x._version != version or not isinstance(y, s.cls), words)
 
 
 def own_memory(s: Subject, case: Case) -> None:
     """Raises where a write to a result changes the value that it was computed from."""
-    _, change = tried(arguments, s, case)
+    _, change = tried(unchanged, s, case)
     if change is not None:
         raise Broken(str(change), mend=_copies(s, case.parts[0]))
 
@@ -481,12 +434,8 @@ def stale_gradients(s: Subject, case: Case) -> None:
     """Raises where a gradient is computed from a value that was overwritten."""
     x = s.trainable()
     y = x * x
-    gradient = partial(torch.autograd.grad, y, x, torch.ones(y.shape, dtype=y.dtype), retain_graph=True)
-    expected = gradient()
-    with torch.no_grad():
-        x.mul_(2)
-    got, error = tried(gradient)
-    check_that(
-        error is not None or not differs(s, got, expected),
-        "y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x",
-    )
+    expected = gradients_by([x], y)
+    torch.no_grad()(x.mul_)(2)
+    got, error = tried(gradients_by, [x], y)
+    words = "y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x"
+    check_that(error is not None or not differs(s, got, expected), words)

@@ -8,6 +8,7 @@ import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Literal, TypedDict, get_args
 
@@ -238,9 +239,9 @@ class Subject:
 
     def inners(self, x: Any) -> dict[str, Any]:
         """The inner tensors by name; the tensors among the attributes, for a class that cannot be flattened."""
-        if is_traceable_wrapper_subclass(x):
-            return {name: getattr(x, name) for name in x.__tensor_flatten__()[0]}
-        return {name: t for name, t in vars(x).items() if isinstance(t, Tensor)}
+        of_attributes = (name for name, t in vars(x).items() if isinstance(t, Tensor))
+        names = x.__tensor_flatten__()[0] if is_traceable_wrapper_subclass(x) else of_attributes
+        return {name: getattr(x, name) for name in names}
 
     def inner_fields(self, x: Any) -> list[tuple[Any, Tensor]]:
         """The inner tensors of a value of a declared class, each with its field."""
@@ -258,16 +259,15 @@ class Subject:
 
     def changed(self, x: Any, change: Callable[[str, Tensor], Any], path: str = "") -> dict[str, Any]:
         """The inner tensors of a value, each plain tensor in them replaced by a function of its path and it."""
+        return {name: self._replaced(t, change, f"{path}{name}") for name, t in self.inners(x).items()}
 
-        def replaced(path: str, t: Any) -> Any:
-            if not is_traceable_wrapper_subclass(t):
-                return change(path, t)
-            parts = self.changed(t, change, f"{path}.")
-            fields = t.__spec__.inners if isinstance(t, TensorSubclass) else None
-            by_field = {f.name: parts.get(f.attribute) for f in fields or ()}
-            return self.unflatten(t, parts) if fields is None else self.of_fields(t, **by_field)
-
-        return {name: replaced(f"{path}{name}", t) for name, t in self.inners(x).items()}
+    def _replaced(self, t: Any, change: Callable[[str, Tensor], Any], path: str) -> Any:
+        if not is_traceable_wrapper_subclass(t):
+            return change(path, t)
+        parts = self.changed(t, change, f"{path}.")
+        if not isinstance(t, TensorSubclass):
+            return self.unflatten(t, parts)
+        return self.of_fields(t, **{f.name: parts.get(f.attribute) for f in t.__spec__.inners})
 
     # ---- construction --------------------------------------------------------------------------------------
 
@@ -280,13 +280,14 @@ class Subject:
         build, names = self.builder(x)
         return build(*(inners.get(name) for name in names))
 
-    def builder(self, x: Any) -> tuple[Callable[..., Any], list[str]]:
+    def builder(self, x: Any) -> tuple[Any, list[str]]:
         """A function from inner tensors to a value with the metadata of ``x``, and their names.
 
         Raises:
             Skipped: the kit has no constructor to call; ``construct=`` passes one.
         """
-        build, wrong = self.options.get("construct"), self._wrong_constructor if self.declared else ""
+        build: Any = self.options.get("construct")
+        wrong = self._wrong_constructor if self.declared else ""
         # Carriers of dynamic ints are not part of a construction.
         names = [n for n in self.inners(x) if not self.declared or n in self.cls.__spec__.attributes]
         if build is None and self.declared and not wrong:
@@ -296,9 +297,8 @@ class Subject:
         takes = lambda: inspect.signature(self.cls.__new__).bind(self.cls, *names)  # noqa: E731
         if build is None and not self.declared and self.context(x) is None and succeeds(takes):
             build = self.cls
-        if build is None:
-            parts = ", ".join(map(field_name, names))
-            raise Skipped(f"pass construct=, which makes {one_of(self.cls)} from {parts}{wrong}")
+        parts = ", ".join(map(field_name, names))
+        skip_unless(build, f"pass construct=, which makes {one_of(self.cls)} from {parts}{wrong}")
         return build, names
 
     @functools.cached_property
@@ -421,11 +421,20 @@ def is_differentiable(t: Any) -> bool:
 # ---- comparisons -----------------------------------------------------------------------------------------------
 
 
+def parts(value: Any, path: str = "") -> dict[str, Any]:
+    """The parts of a result by words for each: lists, tuples and dictionaries are flattened."""
+    if isinstance(value, dict):
+        items = {f"{path}: {name}" if name else path: part for name, part in value.items()}
+    elif isinstance(value, list | tuple):
+        items = {f"{path}: result {i}" if len(value) > 1 else path: part for i, part in enumerate(value)}
+    else:
+        return {path: value}
+    return {name: leaf for words, part in items.items() for name, leaf in parts(part, words).items()}
+
+
 def leaves(value: Any) -> list[Any]:
-    """A result as a flat list: lists and tuples are flattened."""
-    if isinstance(value, list | tuple):
-        return [leaf for part in value for leaf in leaves(part)]
-    return [value]
+    """A result as a flat list: lists, tuples and dictionaries are flattened."""
+    return [*parts(value).values()]
 
 
 def check_stands_for(
@@ -440,14 +449,17 @@ def check_stands_for(
         expected: the result on each plain tensor that the value represents.
         rounded: compare in the dtype of the reference, as the class may keep more digits.
     """
-    count = len(expected)
     for i, one in enumerate(expected):
         for where, g, e in _pairs(f"{what} is not what its reference gives", got, one):
             if isinstance(g, Tensor) and isinstance(e, Tensor):
                 check_attributes(where, g, e, *("shape", "dtype")[: 1 if rounded else 2])
-                plains = s.references(g, count)
-                check_that(len(plains) == count, where, f"a value for {len(plains)} tensors", str(count))
-                check_attributes(where, plains[i], e, "shape")
+                plains = s.references(g, len(expected))
+                check_that(
+                    len(plains) == len(expected),
+                    where,
+                    f"a value for {len(plains)} tensors",
+                    str(len(expected)),
+                )
                 check_close(s, where, plains[i].to(e.dtype) if rounded else plains[i], e)
             else:
                 check_equal(s, where, g, e)
@@ -458,33 +470,36 @@ def check_stands_for(
 def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
     """Raises unless two results are the same in type, metadata, size, dtype and content."""
     for where, g, e in _pairs(what, got, expected):
-        if isinstance(e, Tensor):
-            check_that(plain_type(g) is plain_type(e), where, one_of(type(g)), one_of(type(e)))
-            check_attributes(where, g, e, "shape", "dtype", "device")
-            has_parts = is_traceable_wrapper_subclass(e) or isinstance(e, s.cls)
-            check = _check_parts if has_parts else check_close
-            check(s, where, g, e)
+        if isinstance(e, float | complex) and type(g) is type(e):
+            g, e = torch.tensor(g), torch.tensor(e)
+        if not isinstance(e, Tensor):
+            check_that(type(g) is type(e) and bool(g == e), where, repr(g), repr(e))
+            continue
+        is_plain = {type(g), type(e)} <= {Tensor, torch.nn.Parameter}
+        check_that(is_plain or type(g) is type(e), where, one_of(type(g)), one_of(type(e)))
+        check_attributes(where, g, e, "shape", "dtype", "device")
+        if is_traceable_wrapper_subclass(e) or isinstance(e, s.cls):
+            contexts = [s.context(x) for x in (g, e)]
+            check_that(contexts[0] == contexts[1], where, *(f"metadata {short(repr(c))}" for c in contexts))
+            inners = [{field_name(name): t for name, t in s.inners(x).items()} for x in (g, e)]
+            check_equal(s, where, *inners)
         else:
-            check_that(_alike(s, g, e), where, repr(g), repr(e))
-
-
-def _check_parts(s: Subject, what: str, got: Any, expected: Any) -> None:
-    """Raises unless two values of one class have the same metadata and inner tensors."""
-    (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (got, expected)]
-    names = [f"inner tensors {[*map(field_name, tensors)]}" for tensors in (inners, wanted)]
-    check_that(names[0] == names[1], what, *names)
-    if not same_context(context, other):
-        raise Broken(what, f"metadata {short(repr(context))}", short(repr(other)))
-    for name, inner in inners.items():
-        check_equal(s, f"{what}: {field_name(name)}", inner, wanted[name])
+            check_close(s, where, g, e)
 
 
 def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
-    """Raises unless two plain tensors are equal up to rounding."""
+    """Raises unless two plain tensors are equal up to rounding.
+
+    Rounding errors of a sum are relative to its terms, and so to the largest entry, not to each entry.
+    """
     got, expected = plainest(got), plainest(expected)
-    rtol, atol = _tolerance(s, expected)
-    compare = torch.testing.assert_close
-    _, error = tried(lambda: compare(got, expected, rtol=rtol, atol=atol, equal_nan=True))
+    rtol, atol = s.options.get("rtol"), s.options.get("atol")
+    if (rtol, atol) == (None, None) and is_differentiable(expected) and expected.device.type != "meta":
+        rtol = torch.finfo(expected.dtype).eps ** 0.75
+        finite = torch.where(expected.isfinite(), expected, 0).abs().flatten()
+        atol = rtol * float(torch.cat([finite, finite.new_ones(1)]).amax())
+    compare = partial(torch.testing.assert_close, rtol=rtol or 0.0, atol=atol or 0.0, equal_nan=True)
+    _, error = tried(compare, got, expected)
     check_that(error is None, what, short(str(error).partition("Greatest relative")[0]), "equal numbers")
 
 
@@ -510,10 +525,16 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Any, Any]]
     Raises:
         Broken: there are more or fewer results.
     """
-    results, wanted = leaves(got), leaves(expected)
-    check_that(len(results) == len(wanted), what, f"{len(results)} results", str(len(wanted)))
-    for i, (g, e) in enumerate(zip(results, wanted, strict=True)):
-        yield f"{what}: result {i}" if len(wanted) > 1 else what, g, e
+    results, wanted = parts(got), parts(expected)
+    check_that(
+        results.keys() == wanted.keys(), what, *(f"{len(p)} results ({_named(p)})" for p in (results, wanted))
+    )
+    for name, e in wanted.items():
+        yield f"{what}{name}", results[name], e
+
+
+def _named(results: Mapping[str, Any]) -> str:
+    return ", ".join(name.strip(": ") for name in results)
 
 
 def check_attributes(what: str, got: Any, expected: Any, *names: str) -> None:
@@ -521,23 +542,6 @@ def check_attributes(what: str, got: Any, expected: Any, *names: str) -> None:
     for name in names:
         one, other = (list(v) if name == "shape" else v for v in (getattr(t, name) for t in (got, expected)))
         check_that(one == other, what, f"{name} {one}", str(other))
-
-
-def _tolerance(s: Subject, expected: Any) -> tuple[float, float]:
-    """The relative and absolute tolerance for a result.
-
-    Rounding errors of a sum are relative to its terms, and so to the largest entry, not to each entry.
-    """
-    given = s.options.get("rtol"), s.options.get("atol")
-    if given != (None, None):
-        return given[0] or 0.0, given[1] or 0.0
-    if not is_differentiable(expected) or expected.device.type == "meta":
-        return 0.0, 0.0
-    finite, rtol = (
-        torch.where(expected.isfinite(), expected, 0).abs(),
-        torch.finfo(expected.dtype).eps ** 0.75,
-    )
-    return rtol, rtol * max(1.0, float(finite.amax()) if finite.numel() else 0.0)
 
 
 def plainest(t: Any) -> Any:
@@ -551,22 +555,6 @@ def plainest(t: Any) -> Any:
         return t
     is_float8 = t.is_floating_point() and t.dtype.itemsize == 1  # torch compares no float8 tensors
     return t.detach().float() if is_float8 else t.detach().resolve_conj().resolve_neg()
-
-
-def _alike(s: Subject, got: Any, expected: Any) -> bool:
-    if isinstance(got, float | complex) and type(got) is type(expected):
-        return succeeds(check_close, s, "", torch.tensor(got), torch.tensor(expected))
-    return type(got) is type(expected) and bool(got == expected)
-
-
-def plain_type(x: Any) -> type:
-    """The type, where a parameter counts as a tensor."""
-    return Tensor if type(x) is torch.nn.Parameter else type(x)
-
-
-def same_context(a: Any, b: Any) -> bool:
-    """Whether two flatten contexts mean the same metadata."""
-    return a is b or bool(a == b)
 
 
 def snapshot(s: Subject, x: Any) -> Any:

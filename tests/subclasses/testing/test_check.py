@@ -218,7 +218,7 @@ def make(cls):
 def test_a_materialize_that_the_map_contradicts_is_found():
     (found,) = examine(lambda: make(Mean), paths={}).of("broken")
     assert found.promise.name == "mapped_values"
-    assert "materialize() of x * 2 is not what the op gives of x.materialize()" in found.detail
+    assert "x * 2, read by materialize(), is not what its reference gives" in found.detail
     assert 'use fallback="materialize"' in found.mend and "skip={'mapped_values'}" in found.mend
 
 
