@@ -51,6 +51,8 @@ from torch.utils._pytree import (
     TreeSpec as TreeSpec,
     register_pytree_node as register_pytree_node,
     tree_flatten as tree_flatten,
+    tree_flatten_with_path as tree_flatten_with_path,
+    tree_leaves as tree_leaves,
     tree_map as tree_map,
     tree_unflatten as tree_unflatten,
 )

@@ -6,9 +6,9 @@ where the sides disagree, as at the kink of a maximum or where numbers are round
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,41 +71,25 @@ def by_gradients(s: Subject, case: Case, setting: Setting, *, of_operands: bool 
         values = [] if of_operands else each(given, Tensor.requires_grad_)
         with operands(Tensor.requires_grad_) if of_operands else nullcontext(values) as tensors:
             result = case.run(given)
-        runs.append((tensors, live(result), gradients_by(tensors, result)))
-    (values, results, got), *plains = runs
-    expected = [*zip(*(grads for _, _, grads in plains), strict=True)]
-    if not of_operands and not results and any(map(_is_nonzero, itertools.chain(*expected))):
-        skip_unless(
-            any(is_differentiable(t) for x in values for t in s.inners(x).values()),
-            "no inner tensor is differentiable",
-        )
-        raise Broken(f"the result of {case.name} does not require grad")
-    for number, (x, g, wanted) in enumerate(zip(values, got, expected, strict=True)):
+        runs.append((tensors, gradients_by(tensors, result)))
+    (values, got), *plains = runs
+    for number, (x, g) in enumerate(zip(values, got, strict=True)):
+        wanted = [torch.zeros_like(p[number]) if e[number] is None else e[number] for p, e in plains]
         by = f" by {'xy'[number]}" if len(values) > 1 else ""
         what = f"plain operand {number + 1} of {case.name}" if of_operands else f"{case.name}{by}"
-        _check_gradient(s, f"the gradient of {what}", None if of_operands else x, g, wanted)
+        if g is None:
+            is_lost = any((e != 0).any() for e in wanted)
+            skip_unless(of_operands or not is_lost or s.floats(x), "no inner tensor is differentiable")
+            check_that(not is_lost, f"the gradient of {what} is lost")
+        else:
+            check_attributes(f"the gradient of {what}", g, x, "shape")
+            _check_meaning(s, f"the gradient of {what} is wrong", None if of_operands else x, g, wanted)
 
 
 def recorded_pairs(s: Subject) -> list[Case]:
     """The calls of two values with a derivative that the class takes."""
-    plains = lambda: plains_of(s, two(s))  # noqa: E731
     takes = lambda case: tried_alone(lambda: case.run(two(s)))[1] is None  # noqa: E731
-    return [case for case in pair_cases(s) if records_on(plains, case) and takes(case)]
-
-
-def _check_gradient(s: Subject, what: str, x: Any, got: Any, expected: Sequence[Tensor | None]) -> None:
-    """Raises unless a gradient by a value agrees with the gradients by the tensors that it represents."""
-    wanted = [e for e in expected if e is not None]
-    if got is None or len(wanted) < len(expected):
-        check_that(isinstance(got, s.cls) or not _is_nonzero(got), f"{what} should be none and is not")
-        return check_that(not any(map(_is_nonzero, wanted)), f"{what} is lost")
-    if x is not None:
-        check_attributes(what, got, x, "shape")
-    return _check_meaning(s, f"{what} is wrong", x, got, wanted)
-
-
-def _is_nonzero(gradient: Any) -> bool:
-    return gradient is not None and bool((gradient != 0).any())
+    return [case for case in pair_cases(s) if records_on(plains_of(s, two(s)), case) and takes(case)]
 
 
 def _check_meaning(s: Subject, what: str, x: Any, got: Any, wanted: Sequence[Tensor]) -> None:
@@ -118,7 +102,7 @@ def _check_meaning(s: Subject, what: str, x: Any, got: Any, wanted: Sequence[Ten
     pulled = _pull_to_inners(s, x, wanted) if is_own else {}
     _, error = tried(_check_all, s, what, [getattr(got, n) for n in pulled], pulled.values())
     if not pulled or error is not None:
-        plains = s.reference(got) if is_own else [got] * len(wanted)
+        plains = s.reference(got) if is_own else (got,) * len(wanted)
         _, failure = tried(_check_all, s, what, plains, wanted)
         if failure is not None:
             raise error or failure
@@ -135,45 +119,39 @@ def _pull_to_inners(s: Subject, x: Any, cotangents: Sequence[Tensor]) -> dict[st
     Returns:
         The gradient by each differentiable inner tensor; none if autograd cannot record the reference.
     """
-    inners = {n: t.detach().requires_grad_(is_differentiable(t)) for n, t in s.inners(x.detach()).items()}
-    opened = {n: t for n, t in inners.items() if t.requires_grad}
+    inners = s.inners(x.detach())
+    opened = {name: t.detach().requires_grad_() for name, t in s.floats(x.detach()).items()}
     with torch.enable_grad():
-        pairs = zip(s.reference(s.unflatten(x, inners)), cotangents, strict=True)
-        pairs = [(p, c) for p, c in pairs if p.requires_grad]
-        if not pairs:
-            return {}
-        plains, wanted = zip(*pairs, strict=True)
-        grads = torch.autograd.grad(
-            plains, [*opened.values()], wanted, allow_unused=True, materialize_grads=True
-        )
+        plains = live(s.reference(s.unflatten(x, inners | opened)))
+    if len(plains) != len(cotangents):
+        return {}
+    options = {"allow_unused": True, "materialize_grads": True}
+    grads = torch.autograd.grad(plains, [*opened.values()], cotangents, **options)
     return dict(zip(opened, grads, strict=True))
 
 
 def cotangents(s: Subject, case: Case) -> None:
     """Compares the gradients for a plain cotangent and one of the class, which stays as it was."""
     x = s.trainable()
-    result = next((t for t in live(case.run(x)) if isinstance(t, s.cls)), None)
-    if result is None:
+    results: list[Any] = [t for t in live(case.run(x)) if isinstance(t, s.cls)]
+    if not results:
         return
-    (plain,), value = ones_for([result]), result.detach()
-    parts = _pull_to_inners(s, result, [plain] * len(s.reference(value)))
-    if not parts:
+    result, plain = results[0], ones_for(results)[0]
+    pulled = _pull_to_inners(s, result, [plain] * len(s.reference(result.detach())))
+    if not pulled:
         return
-    own = s.unflatten(value, {n: t.detach() for n, t in (s.inners(value) | parts).items()})
+    own = s.unflatten(result.detach(), s.inners(result.detach()) | pulled)
     if hasattr(own, "__coerce_tangent_metadata__"):  # a class tells PyTorch so what its cotangents look like
         own = own.__coerce_tangent_metadata__()
-    before = snapshot(s, own)
-    (got,), (expected,) = (
-        torch.autograd.grad(result, x, given, allow_unused=True, retain_graph=True) for given in (own, plain)
-    )
+    before, gradient = snapshot(s, own), partial(torch.autograd.grad, result, x, allow_unused=True)
+    got, expected = (gradient(given, retain_graph=True)[0] for given in (own, plain))
     check_equal(s, f"the caller's cotangent of {case.name}", own, before)
     what = f"{case.name}: a cotangent of the class and a plain one give different gradients"
     check_equal(s, what, got is None, expected is None)
-    mine, other = (got, expected) if isinstance(got, s.cls) else (expected, got)
-    if isinstance(mine, s.cls) and isinstance(other, s.cls):
-        parts = {n: t for n, t in s.inners(mine).items() if is_differentiable(t)}
-        _check_all(s, what, parts.values(), [getattr(other, n) for n in parts])
-    elif got is not None:
+    mine, other = sorted((got, expected), key=lambda g: not isinstance(g, s.cls))
+    if isinstance(other, s.cls):
+        _check_all(s, what, s.floats(got).values(), s.floats(expected).values())
+    elif other is not None:
         _check_meaning(s, what, x, mine, [other] * len(s.reference(x.detach())))
 
 
@@ -188,29 +166,32 @@ def inner_requires_grad(s: Subject, case: Case) -> None:
         NotImplementedError: the class refuses them.
     """
     x = s.make().detach()
-    inners = {n: t.detach().requires_grad_(is_differentiable(t)) for n, t in s.inners(x).items()}
-    wanted = [field_name(n) for n, t in inners.items() if t.requires_grad]
-    skip_unless(wanted, "no inner tensor is differentiable")
+    opened = {name: t.detach().requires_grad_() for name, t in s.floats(x).items()}
+    skip_unless(opened, "no inner tensor is differentiable")
     s.builder(x)
-    made, error = tried(s.construct, x, inners)
+    made, error = tried(s.construct, x, s.inners(x) | opened)
     if error is not None:
         raise NotImplementedError(f"inner tensors that require grad: {error}") from error
-    requiring_grad = [
-        field_name(n) for n, t in s.inners(made).items() if isinstance(t, Tensor) and t.requires_grad
-    ]
-    check_that(
-        not requiring_grad,
-        f"the value holds inner tensors that require grad ({', '.join(requiring_grad)}); they never get a gradient",
-    )
-    check_that(
-        made.requires_grad,
-        f"{', '.join(wanted)} require grad, the value made from them does not: gradients are lost",
-    )
+    held = [field_name(name) for name, t in s.inners(made).items() if t.requires_grad]
+    words = f"the value holds inner tensors that require grad ({', '.join(held)}); they never get a gradient"
+    check_that(not held, words)
+    words = f"{', '.join(map(field_name, opened))} require grad, the value made from them does not"
+    check_that(made.requires_grad, f"{words}: gradients are lost")
 
 
 # Two steps of differences in float64. The tolerance between a slope and the differences, and between the differences of
 # both steps. The largest distance between the slopes of the two sides.
 _STEPS, _TOLERANCE, _KINK = (1e-6, 1e-5), 1e-4, 1e-3
+
+
+def sloped(s: Subject) -> list[Case]:
+    """The recorded cases, where the gradient of materialize() is its slope."""
+    slopes = _slopes_of(s, WHOLE.run) if s.has_materialize else None
+    words = (
+        "the result of materialize() has another gradient than its differences; see `materialize_gradients`"
+    )
+    skip_unless(slopes is None or _are_close(s, *slopes), words)
+    return recorded(s)
 
 
 def inner_gradients(s: Subject, case: Case) -> None:
@@ -220,46 +201,31 @@ def inner_gradients(s: Subject, case: Case) -> None:
     ``F.embedding(i, x, padding_idx=0)`` is zero in row 0. The expected gradient is then the gradient of the op on
     materialize().
     """
-    skip_unless(
-        not _estimates(s),
-        "the result of materialize() has another gradient than its differences; see `materialize_gradients`",
-    )
-    slopes = _slopes_of(s, case.run)
-    if slopes is None or not (s.has_materialize or _are_close(s, *slopes) or _is_slope_of_plain(s, case)):
+    slopes, materialized = _slopes_of(s, case.run), s.has_materialize
+    if slopes is None or (_are_close(s, *slopes) and not materialized):
         return
-    got, expected = slopes
-    decided = _slopes_of(s, lambda x: case.run(x.materialize())) if s.has_materialize else None
-    if decided is not None and not _are_close(s, *decided):
-        expected = decided[0]
-    if not _are_close(s, got, expected):
-        raise Broken(
-            f"the gradient of {', '.join(map(_shown, _doubles(s)[1]))} through {case.name} is wrong: the slope in "
-            f"a random direction is",
-            f"{got:.4g} by autograd",
-            f"{expected:.4g} by differences",
-        )
-
-
-@once
-def _estimates(s: Subject) -> bool:
-    """Whether materialize() has another gradient than its differences."""
-    slopes = _slopes_of(s, lambda x: x) if s.has_materialize else None
-    return slopes is not None and not _are_close(s, *slopes)
+    of_plain = lambda x: case.run(x.materialize())  # noqa: E731
+    decided = _slopes_of(s, of_plain) if materialized else tried(_slopes_of_plain, s, case)[0]
+    is_slope = decided is None or _are_close(s, *decided)
+    if is_slope or materialized:
+        what = f"{', '.join(map(_shown, _doubles(s)[1]))} through {case.name}"
+        _check_slopes(s, what, slopes[0], decided[0] if decided and not is_slope else slopes[1])
 
 
 def floats_of(s: Subject) -> list[Case]:
     """materialize(), by the name of each inner tensor that it may depend on."""
-    return [Case(name, lambda x: x) for name in _doubles(s)[1]]
+    return [Case(name, WHOLE.run) for name in _doubles(s)[1]]
 
 
 def materialize_gradients(s: Subject, case: Case) -> None:
     """Compares the gradient of materialize() by an inner tensor with differences."""
-    slopes, name = _slopes_of(s, case.run, case.name), _shown(case.name)
-    if slopes is not None and not _are_close(s, *slopes):
-        lost = f"depends on {name}, which gets no gradient from it"
-        other = f"has another gradient by {name} than its differences, in a random direction"
-        words = f"the result of materialize() {other if slopes[0] else lost}"
-        raise Broken(words, *(f"{slope:.4g}" for slope in slopes))
+    if slopes := _slopes_of(s, case.run, case.name):
+        _check_slopes(s, f"{_shown(case.name)} through materialize()", *slopes)
+
+
+def _check_slopes(s: Subject, what: str, got: float, expected: float) -> None:
+    slopes = f"a slope of {got:.4g} by autograd", f"{expected:.4g} by differences, in a random direction"
+    check_that(_are_close(s, got, expected), f"the gradient of {what} is wrong", *slopes)
 
 
 @once
@@ -306,14 +272,12 @@ def _slopes_of(s: Subject, run: Callable[[Any], Any], *only: str) -> tuple[float
     return _slopes(s, at, run)
 
 
-def _is_slope_of_plain(s: Subject, case: Case) -> bool:
-    """Whether PyTorch's derivative is the slope for a plain tensor, as far as there is one."""
-    plain = stand_ins(s)[0]
-    plain = plain.to(torch.complex128 if plain.is_complex() else torch.float64)
+def _slopes_of_plain(s: Subject, case: Case) -> tuple[float, float] | None:
+    """The slopes of a call on a plain tensor."""
+    plain = stand_ins(s)[0].to(torch.complex128 if s.dtype.is_complex else torch.float64)
     seed(1)
     way = torch.randn_like(plain)
-    slopes, _ = tried(_slopes, s, lambda step: plain + step * way, case.run)
-    return slopes is None or _are_close(s, *slopes)
+    return _slopes(s, lambda step: plain + step * way, case.run)
 
 
 def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> tuple[float, float] | None:
@@ -323,7 +287,7 @@ def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> 
     """
 
     def total(step: Any) -> Any:
-        s.make()  # the same random numbers for each
+        seed()  # the same random numbers for each
         parts = [*_real_parts(s, run(at(step)))]
         seed(0)
         products = [torch.randn(part.shape, dtype=torch.float64) * part for part in parts]
@@ -344,7 +308,7 @@ def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> 
 
 def _real_parts(s: Subject, result: Any) -> Iterator[Tensor]:
     """The plain floating point tensors that results represent: materialize(), or the inner tensors, to any depth."""
-    for t in filter(is_differentiable, leaves(result)):
+    for t in (leaf for leaf in leaves(result) if isinstance(leaf, Tensor) and is_differentiable(leaf)):
         value: Any = t
         if isinstance(t, TensorSubclass):
             has_materialize = value.__spec__.has_materialize

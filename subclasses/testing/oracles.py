@@ -240,8 +240,8 @@ def cached_inners(s: Subject, case: Case) -> None:
 
 def step(s: Subject, x: Any, *left: str) -> None:
     """Writes to the inner tensors as an optimizer's step does, except to the inner tensors that ``left`` names."""
-    for name, t in s.inners(x).items() if isinstance(x, s.cls) else ():
-        if is_differentiable(t) and name not in left:  # other integers may have no meaning
+    for name, t in s.floats(x).items() if isinstance(x, s.cls) else ():  # other integers may have no meaning
+        if name not in left:
             tried(t.add_, 1)  # elements of an expanded tensor share memory, which is not written to
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from subclasses.testing import derive
 from subclasses.testing.calls import CLONE, VIEWS, Case
-from subclasses.testing.cases import accepted, applicable, itself, live, ones_for
+from subclasses.testing.cases import accepted, applicable, few_of_each_rule, itself, live, ones_for
 from subclasses.testing.contexts import Nest, Setting, under, with_nests
 from subclasses.testing.errors import Broken, problem, skip_unless, succeeds, tried
 from subclasses.testing.gradients import differentiable
@@ -93,8 +93,12 @@ def group(s: Subject, cases: Sequence[Case]) -> Case:
 
 
 def groups(s: Subject, most: int | None = None) -> list[Case]:
-    """The calls that are not views, all together; an op that writes to the value gets one of its own."""
+    """The calls that are not views, all together; an op that writes to the value gets one of its own.
+
+    Below the level ``full``, a few calls for each rule represent the calls that the kit makes for its ops.
+    """
     cases = [c for c in accepted(s) if c.name not in VIEWS and not is_view_of_plain(s, c)] or [CLONE]
+    cases = cases if s.options.get("level") == "full" else few_of_each_rule(s, cases)
     writing = [c for c in cases if c.name.partition(".")[0].endswith("_")]
     rest = [c for c in cases if c not in writing]
     return [group(s, cases) for cases in (rest[:most], *([c] for c in writing)) if cases]

@@ -47,6 +47,8 @@ _VIEWS = (
     "cannot hold the view, refuse the op with NotImplementedError"
 )
 
+_PRODUCT = "where x * x itself fails, correct its rule for two values. Otherwise "
+
 PROMISES = [
     # ---- structure
     Promise(
@@ -456,8 +458,8 @@ PROMISES = [
             "to"
         ),
         declared=(
-            "register the rule that writes for the op, as torch.ops.aten.mul_, whose writes are counted. Let it "
-            "write to the tensors that its operands hold"
+            f"{_PRODUCT}register the rule that writes for the op, as torch.ops.aten.mul_, whose writes are counted. "
+            "Let it write to the tensors that its operands hold"
         ),
     ),
     # ---- copies
@@ -512,8 +514,8 @@ PROMISES = [
         level="gradients",
         oracle=structure.optimizer,
         mend=(
-            "an optimizer calls zeros_like, mul_, add_, addcdiv_ and the like on a parameter and its "
-            "gradient; write rules for them, or refuse those that write"
+            f"{_PRODUCT}write rules for the ops that an optimizer calls on a parameter and its gradient, such as "
+            "zeros_like, mul_, add_ and addcdiv_, or refuse those that write"
         ),
     ),
     Promise(
@@ -593,7 +595,7 @@ PROMISES = [
         "inner_gradients",
         "Each differentiable inner tensor gets its gradient through each op.",
         level="gradients",
-        cases=recorded,
+        cases=gradients.sloped,
         oracle=gradients.inner_gradients,
         right=True,
         mend=_DERIVATIVE,

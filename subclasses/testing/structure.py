@@ -223,7 +223,7 @@ def parameters(s: Subject) -> list[Case]:
 
     def loaded(x: Any, assign: bool) -> Any:
         target = Holder(snapshot(s, x).requires_grad_(x.requires_grad))
-        for t in filter(is_differentiable, s.inners(target.weight).values()):
+        for t in s.floats(target.weight).values():
             t.detach().zero_()  # so that only a real copy restores the numbers
         target.load_state_dict(Holder(x).state_dict(), assign=assign)
         return target.weight
@@ -263,8 +263,7 @@ def optimizer(s: Subject, case: Case) -> None:
     if not works:
         return check_equal(s, "a parameter after a refused SGD.step()", weight.detach(), before)
     trains_inners = s.declared and s.cls._traits.trainable
-    floats = lambda x: [*filter(is_differentiable, s.inners(x).values())]  # noqa: E731
-    plains = floats if trains_inners else s.meaning
+    plains = (lambda x: [*s.floats(x).values()]) if trains_inners else s.meaning
     if type(grad) is s.cls:
         expected = [p - 0.1 * g for p, g in zip(plains(before), plains(grad), strict=True)]
         check_equal(s, "a parameter after SGD.step()", plains(weight.detach()), expected)

@@ -15,11 +15,18 @@ from typing import Any, Literal, TypedDict, get_args
 import torch
 from torch import Tensor
 
-from subclasses._torch import is_traceable_wrapper_subclass, storage_key
+from subclasses._torch import (
+    SequenceKey,
+    is_traceable_wrapper_subclass,
+    storage_key,
+    tree_flatten_with_path,
+    tree_leaves as leaves,
+)
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.layout import RAW, field_name
 from subclasses.rules.registry import all_rules
+from subclasses.spec.values import PLAIN, is_differentiable
 from subclasses.testing.errors import (
     Broken,
     Skipped,
@@ -191,6 +198,9 @@ class Subject:
         dtype: the dtype of a value.
         declared: whether it is a ``TensorSubclass``.
         has_materialize: whether it is one with a ``materialize()``.
+        is_mapped: whether a value represents its inner tensors. It does under "map", if the class has no rules and all
+            inner tensors have one dtype.
+        plain_of: returns the plain tensor, or tensors, that a value represents; None for a class without a reference.
         derived: the options that were not passed, and how the kit replaced them.
         refused: the calls that the class refused in the check in progress, each with its message.
         wrong_values: names of the calls that give other numbers than the reference.
@@ -201,7 +211,7 @@ class Subject:
         """Makes one value, to get its class."""
         self.factory, self.options = factory, options
         x = self.make()
-        if not isinstance(x, Tensor) or type(x) in (Tensor, torch.nn.Parameter):
+        if not isinstance(x, Tensor) or type(x) in PLAIN:
             raise TypeError(
                 f"expected a factory of values of a traceable wrapper subclass (a Tensor with "
                 f"__tensor_flatten__ and __tensor_unflatten__), got {type(x).__name__}"
@@ -210,6 +220,18 @@ class Subject:
         self.name, self.declared = self.cls.__name__, issubclass(self.cls, TensorSubclass)
         self.has_materialize = self.declared and self.cls.__spec__.has_materialize
         self.traceable, self.dtype = is_traceable_wrapper_subclass(x), x.dtype
+        given = options.get("reference")
+        maps = self.declared and self.cls._traits.is_mapped and given is None and not all_rules(self.cls)
+        self.is_mapped = maps and {t.dtype for _, t in self.inner_fields(x)} == {x.dtype}
+        of_inners = (
+            None
+            if self.is_mapped and self.odd_sizes()
+            else lambda x: tuple(t for _, t in self.inner_fields(x))
+        )
+        self.plain_of: Any = given or (
+            of_inners if self.is_mapped else getattr(self.cls, "materialize", None)
+        )
+        self.has_reference = self.plain_of is not None
         self.derived, self.refused, self.wrong_values = dict[str, str](), list[tuple[str, str]](), set[str]()
 
     # ---- values --------------------------------------------------------------------------------------------
@@ -242,6 +264,10 @@ class Subject:
         of_attributes = (name for name, t in vars(x).items() if isinstance(t, Tensor))
         names = x.__tensor_flatten__()[0] if is_traceable_wrapper_subclass(x) else of_attributes
         return {name: getattr(x, name) for name in names}
+
+    def floats(self, x: Any) -> dict[str, Any]:
+        """The differentiable inner tensors by name."""
+        return {name: t for name, t in self.inners(x).items() if is_differentiable(t)}
 
     def inner_fields(self, x: Any) -> list[tuple[Any, Tensor]]:
         """The inner tensors of a value of a declared class, each with its field."""
@@ -325,7 +351,7 @@ class Subject:
             Skipped: the class has no reference.
         """
         self.needs("reference")
-        plain: Any = self._reference and self._reference(x)
+        plain = self.plain_of(x)
         return plain if isinstance(plain, tuple) else (plain,)
 
     def references(self, result: Any, count: int) -> tuple[Any, ...]:
@@ -335,28 +361,6 @@ class Subject:
     def meaning(self, x: Any) -> tuple[Tensor, ...]:
         """The plain tensors that a value represents; none without a reference."""
         return self.reference(x) if self.has_reference else ()
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the kit can compute the plain tensors that a value represents."""
-        return self._reference is not None
-
-    @functools.cached_property
-    def _reference(self) -> Callable[[Any], Any] | None:
-        given = self.options.get("reference")
-        if given is not None or not self.is_mapped:
-            return given or getattr(self.cls, "materialize", None)
-        return None if self.odd_sizes() else lambda x: tuple(x.__dict__[n] for n in x._layout.present)
-
-    @functools.cached_property
-    def is_mapped(self) -> bool:
-        """Whether a value represents its inner tensors.
-
-        It does under "map", if the class has no rules and all inner tensors have one dtype.
-        """
-        maps = self.declared and self.cls._traits.is_mapped and self.options.get("reference") is None
-        x = self.make()
-        return maps and not all_rules(self.cls) and {t.dtype for _, t in self.inner_fields(x)} == {x.dtype}
 
     def odd_sizes(self) -> dict[str, list[int]]:
         """The sizes of the inner tensors that have another one than the value."""
@@ -413,28 +417,17 @@ def metadata(x: Any) -> dict[str, Any]:
     return {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
 
 
-def is_differentiable(t: Any) -> bool:
-    """Whether gradients can flow to a tensor, judging by its dtype."""
-    return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
-
-
 # ---- comparisons -----------------------------------------------------------------------------------------------
 
 
-def parts(value: Any, path: str = "") -> dict[str, Any]:
+def parts(value: Any) -> dict[str, Any]:
     """The parts of a result by words for each: lists, tuples and dictionaries are flattened."""
-    if isinstance(value, dict):
-        items = {f"{path}: {name}" if name else path: part for name, part in value.items()}
-    elif isinstance(value, list | tuple):
-        items = {f"{path}: result {i}" if len(value) > 1 else path: part for i, part in enumerate(value)}
-    else:
-        return {path: value}
-    return {name: leaf for words, part in items.items() for name, leaf in parts(part, words).items()}
-
-
-def leaves(value: Any) -> list[Any]:
-    """A result as a flat list: lists, tuples and dictionaries are flattened."""
-    return [*parts(value).values()]
+    flat, _ = tree_flatten_with_path(value)
+    words = [
+        [f"result {k.idx}" if isinstance(k, SequenceKey) else str(getattr(k, "key", k)) for k in p]
+        for p, _ in flat
+    ]
+    return {": ".join(filter(None, w)): leaf for w, (_, leaf) in zip(words, flat, strict=True)}
 
 
 def check_stands_for(
@@ -449,22 +442,16 @@ def check_stands_for(
         expected: the result on each plain tensor that the value represents.
         rounded: compare in the dtype of the reference, as the class may keep more digits.
     """
+    for one in leaves(got):
+        check_class(s, what, one)
     for i, one in enumerate(expected):
         for where, g, e in _pairs(f"{what} is not what its reference gives", got, one):
             if isinstance(g, Tensor) and isinstance(e, Tensor):
                 check_attributes(where, g, e, *("shape", "dtype")[: 1 if rounded else 2])
-                plains = s.references(g, len(expected))
-                check_that(
-                    len(plains) == len(expected),
-                    where,
-                    f"a value for {len(plains)} tensors",
-                    str(len(expected)),
-                )
-                check_close(s, where, plains[i].to(e.dtype) if rounded else plains[i], e)
-            else:
-                check_equal(s, where, g, e)
-    for one in leaves(got):
-        check_class(s, what, one)
+                plains, count = s.references(g, len(expected)), len(expected)
+                check_that(len(plains) == count, where, f"a value for {len(plains)} tensors", str(count))
+                g = plains[i].to(e.dtype) if rounded else plains[i]
+            check_equal(s, where, g, e)
 
 
 def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
@@ -475,7 +462,7 @@ def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
         if not isinstance(e, Tensor):
             check_that(type(g) is type(e) and bool(g == e), where, repr(g), repr(e))
             continue
-        is_plain = {type(g), type(e)} <= {Tensor, torch.nn.Parameter}
+        is_plain = {type(g), type(e)} <= PLAIN
         check_that(is_plain or type(g) is type(e), where, one_of(type(g)), one_of(type(e)))
         check_attributes(where, g, e, "shape", "dtype", "device")
         if is_traceable_wrapper_subclass(e) or isinstance(e, s.cls):
@@ -526,15 +513,10 @@ def _pairs(what: str, got: Any, expected: Any) -> Iterator[tuple[str, Any, Any]]
         Broken: there are more or fewer results.
     """
     results, wanted = parts(got), parts(expected)
-    check_that(
-        results.keys() == wanted.keys(), what, *(f"{len(p)} results ({_named(p)})" for p in (results, wanted))
-    )
+    names = [f"{len(given)} results ({', '.join(given)})" for given in (results, wanted)]
+    check_that(results.keys() == wanted.keys(), what, *names)
     for name, e in wanted.items():
-        yield f"{what}{name}", results[name], e
-
-
-def _named(results: Mapping[str, Any]) -> str:
-    return ", ".join(name.strip(": ") for name in results)
+        yield f"{what}: {name}" if name else what, results[name], e
 
 
 def check_attributes(what: str, got: Any, expected: Any, *names: str) -> None:
@@ -559,9 +541,7 @@ def plainest(t: Any) -> Any:
 
 def snapshot(s: Subject, x: Any) -> Any:
     """A copy of a value with inner tensors of its own, made without a call of the class's own copy."""
-    if not (is_traceable_wrapper_subclass(x) or isinstance(x, s.cls)):
-        return x.detach().clone()
-    return s.unflatten(x, {name: snapshot(s, inner) for name, inner in s.inners(x).items()})
+    return s.unflatten(x, s.changed(x, lambda _, t: t.detach().clone()))
 
 
 def memory_of(s: Subject, x: Any, name: str = "") -> Iterator[tuple[str, Any]]:

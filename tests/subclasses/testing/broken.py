@@ -232,18 +232,18 @@ class SaysNoOffset(Tagged):
         return x
 
 
-def negate_unless_tagged(cls: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    if func is aten.neg.default and args[0].tag == "v":
-        return args[0].clone()
-    return Tagged.run.__func__(cls, func, args, kwargs)
-
-
 # Every metadata is as good as any other to the compiler.
 GuardsNothing = made(
     "GuardsNothing",
     Tagged,
     __metadata_guard__=classmethod(lambda cls, saved, now: True),
-    run=classmethod(negate_unless_tagged),
+    run=classmethod(
+        lambda cls, func, args, kwargs: (
+            args[0].clone()
+            if func is aten.neg.default and args[0].tag == "v"
+            else Tagged.run.__func__(cls, func, args, kwargs)
+        )
+    ),
 )
 
 
@@ -275,9 +275,9 @@ def linear_with_wrong_gradient(x: Tensor, w: Tensor, *more: Any, **options: Any)
     return F.linear(x, w, *more, **options)
 
 
-def raising(error: type[Exception]) -> Any:
+def raising(error: Exception) -> Any:
     def raises(*args: Any, **options: Any) -> Any:
-        raise error("not an op that I know")
+        raise error
 
     return raises
 
@@ -294,7 +294,9 @@ def fill_and_refuse(x: Tensor, value: Any) -> None:
 
 
 # An op that the class does not have ends in an internal error instead of a refusal.
-RaisesTypeErrors = computes("RaisesTypeErrors", {aten._softmax.default: raising(KeyError)})
+RaisesTypeErrors = computes(
+    "RaisesTypeErrors", {aten._softmax.default: raising(KeyError("not an op that I know"))}
+)
 # The tag is neither an inner tensor nor in the context.
 ForgetsTag = made(
     "ForgetsTag",
@@ -366,7 +368,9 @@ WRONG = {
     # A rule for `mm` and `addmm`, which `linear` is not made of in inference mode.
     computes(
         "KnowsNoComposite",
-        dict.fromkeys((aten.linear.default, aten.matmul.default), raising(RuntimeError)),
+        dict.fromkeys(
+            (aten.linear.default, aten.matmul.default), raising(RuntimeError("not an op that I know"))
+        ),
     ): "inference_mode",
     LooksAtGradMode: "grad_mode",
     SharesScratch: "threads",

@@ -1,4 +1,7 @@
-"""Classes as a new author writes them first: the advice on each fault is its fix, after which nothing is broken."""
+"""Classes as a new author writes them first: the advice on each fault is its fix, after which nothing is broken.
+
+Other classes of new authors keep most promises; the advice on the rest names the rule at fault.
+"""
 
 import pytest
 import torch
@@ -8,7 +11,8 @@ from torch import Tensor
 from subclasses import Outer, inner, static
 from subclasses.testing import examine
 from tests.subclasses.subjects import declare
-from tests.subclasses.testing.faults import ruled
+from tests.subclasses.test_new_classes import Gaussian, Packed, Polynomial, Total
+from tests.subclasses.testing.faults import of_tensors, ruled
 
 aten = torch.ops.aten
 
@@ -139,3 +143,69 @@ def test_the_advice_on_a_first_draft_mends_it(draft):
     mends = {o.promise.name: o.mend for o in examine(values(wrong), paths={}, **options(wrong)).of("broken")}
     assert {name: advice[name] in mend for name, mend in mends.items()} == dict.fromkeys(advice, True)
     assert examine(values(right), paths={}, **options(right)).broken == []
+
+
+# ---- classes in no page ------------------------------------------------------------------------------------
+
+PLAIN = {"other_metadata", "kept_metadata", "mixed_metadata", "metadata_guard", "op_infos_agree"}
+UNMATERIALIZED = {*PLAIN, "fresh_values", "materialize_gradients"}
+TWO = "where x * x itself fails, correct its rule for two values"
+# The values, the reference, the promises that are broken with words of their advice, the promises not tried.
+UNSEEN = {
+    "polynomials, by their numbers at a point": (
+        of_tensors(Polynomial, (4, 6)),
+        lambda p: p.at(0.5),
+        dict.fromkeys(("values", "mutation", "writes_to_views"), OPERAND),
+        UNMATERIALIZED | {"randomness", "exported"},
+    ),
+    "normal variables, which represent no tensor": (
+        of_tensors(Gaussian),
+        None,
+        {"values": "correct the result of the rule", "stale_gradients": TWO, "optimizer": TWO},
+        {
+            *(
+                *UNMATERIALIZED,
+                "outside",
+                "keyword_arguments",
+                "two_values",
+                "two_value_gradients",
+                "gradients",
+            ),
+            *(
+                "operand_gradients",
+                "cotangents",
+                "lazy_bits",
+                "autocast",
+                "sizes",
+                "dynamic_shapes",
+                "exported",
+            ),
+        },
+    ),
+    "packed matrices": (
+        of_tensors(Packed, (3,)),
+        None,
+        {
+            "optimizer": "a rule takes the arguments of its op, aten::add_",
+            "compiled_values": "declare it as a constant of the class, with constant()",
+        },
+        PLAIN | {"sizes", "dynamic_shapes", "randomness"},
+    ),
+    "sums of exponentials": (
+        of_tensors(Total),
+        lambda x: x.largest.exp() * x.rest,
+        dict.fromkeys(("values", "mutation", "writes_to_views"), OPERAND),
+        UNMATERIALIZED,
+    ),
+}
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name", UNSEEN)
+def test_advice_on_classes_in_no_page(name):
+    values, reference, advice, untried = UNSEEN[name]
+    report = examine(values, reference=reference)
+    mends = {o.promise.name: o.mend for o in report.of("broken")}
+    told = [advice[name] in mend and "test_new_classes.py:" in mend for name, mend in mends.items()]
+    assert all(told) and mends.keys() == advice.keys()
+    assert {o.promise.name for o in report.of("skipped")} == untried

@@ -16,7 +16,7 @@ from subclasses import inner
 from subclasses.testing import examine
 from subclasses.testing.report import LINES, WIDTH, Failure, Outcome, Promise, Report
 from tests.subclasses.subjects import declare
-from tests.subclasses.testing.broken import computes
+from tests.subclasses.testing.broken import computes, raising
 from tests.subclasses.testing.faults import finding, of_tensors, outcome as outcome_of, ruled
 
 aten = torch.ops.aten
@@ -151,13 +151,6 @@ def test_what_was_not_tried_is_grouped_by_the_option_to_pass():
 # ---- refusals ----------------------------------------------------------------------------------------------
 
 
-def raises(error):
-    def raising(*args):
-        raise error
-
-    return raising
-
-
 def with_exp(name, exp):
     return computes(name, {aten.exp.default: exp})
 
@@ -167,7 +160,7 @@ def asserts(x):
 
 
 # Raises on purpose.
-Refusing = with_exp("Refusing", raises(TypeError("exp of a Refusing is not supported")))
+Refusing = with_exp("Refusing", raising(TypeError("exp of a Refusing is not supported")))
 Asserts = with_exp("Asserts", asserts)
 
 
@@ -184,7 +177,7 @@ test_an_accident_is_no_refusal = finding(
         for cls, words in (
             (with_exp("Accident", lambda x: x + None), []),
             (with_exp("InsideTorch", lambda x: torch.ones(2) @ torch.ones(3)), []),
-            (with_exp("Silent", raises(ValueError)), []),
+            (with_exp("Silent", raising(ValueError())), []),
             # An assertion is to become a refusal.
             (Asserts, ["An assert does not refuse"]),
         )
