@@ -48,8 +48,8 @@ _OPERANDS: list[Callable[[Tensor], Tensor]] = []
 
 def like(x: Tensor, *shape: int) -> Tensor:
     """A plain tensor of the dtype and device of ``x``, filled with small distinct numbers."""
-    positions = torch.ones(shape or x.shape, dtype=torch.int64, device=x.device).flatten().cumsum(0)
-    numbers = ((positions - 1) % 7 - 3).reshape(shape or x.shape)
+    ones = torch.ones(shape or x.shape, dtype=torch.int64, device=x.device)
+    numbers = ((ones.flatten().cumsum(0) - 1) % 7 - 3).reshape(ones.shape)
     plain = (numbers / 4 if x.dtype.is_floating_point else numbers).to(x.dtype)
     return _OPERANDS[-1](plain) if _OPERANDS and plain.is_floating_point() else plain
 

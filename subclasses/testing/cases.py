@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 import inspect
@@ -25,7 +24,7 @@ from subclasses.rules.families import Family
 from subclasses.rules.registry import BOOK, RuleBook, all_rules
 from subclasses.rules.results import describe
 from subclasses.spec.values import map_tensors
-from subclasses.testing.calls import ARGUMENTS, FUNCTIONAL, VIEWS, Case, Table, like
+from subclasses.testing.calls import ARGUMENTS, FUNCTIONAL, VIEWS, WHOLE, Case, Table, like
 from subclasses.testing.errors import Broken, entries_of, refusal, skip_unless, succeeds, tried
 from subclasses.testing.subject import Subject, leaves, once, tried_alone
 
@@ -64,15 +63,16 @@ def stand_ins(s: Subject) -> list[Tensor]:
 @once
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, the author's cases, and a case for each rule that neither reaches."""
-    made = calls_of(unreached(s), {"plain": (itself, like), "x": (itself, itself)})
-    return kit_cases(s) + author_cases(s) + applicable(s, properties_of(unreached(s)) | made)
+    properties = {f"x.{name}": key for key in unreached(s) if (name := _property_of(key)) in _PROPERTIES}
+    made = calls_of(unreached(s), {"plain": (WHOLE.run, like), "x": (WHOLE.run, WHOLE.run)})
+    return kit_cases(s) + author_cases(s) + applicable(s, properties | made)
 
 
 @once
 def kit_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, with the class's own versions of methods; none writes to its argument."""
-    views = {name: view for name, view in VIEWS.items() if name != "x.detach()"}
-    return applicable(s, FUNCTIONAL | views | own_methods(s))
+    table = FUNCTIONAL | VIEWS | own_methods(s)
+    return applicable(s, {name: run for name, run in table.items() if name != "x.detach()"})
 
 
 @once
@@ -181,8 +181,8 @@ def gradients_by(tensors: Sequence[Tensor], result: Any) -> Sequence[Any]:
 
 def author_cases(s: Subject) -> list[Case]:
     """Ops with arguments that the author passed as ``ops={op: lambda x: (...)}``."""
-    ops = s.options.get("ops")
-    calls = ops.items() if isinstance(ops, Mapping) else ()  # else names of OpInfo entries
+    given = s.options.get("ops")  # or names of OpInfo entries
+    calls = given.items() if isinstance(given, Mapping) else ()
     return [
         Case(name_of(op).removeprefix("aten."), partial(_call_of_author, s, op, make)) for op, make in calls
     ]
@@ -247,8 +247,10 @@ def _property_of(key: Any) -> str | None:
 
 def functions_of(cls: type) -> list[tuple[Any, types.FunctionType]]:
     """The rules of a declared class, each with its op or function, and its method ``materialize``."""
-    rules = all_rules(cls) if hasattr(cls, "__spec__") else []
-    rules = [*rules, ("materialize", getattr(cls, "materialize", None))]
+    rules = [
+        *(all_rules(cls) if hasattr(cls, "__spec__") else ()),
+        ("materialize", getattr(cls, "materialize", None)),
+    ]
     unwrapped: list[tuple[Any, Any]] = [(key, inspect.unwrap(rule)) for key, rule in rules if callable(rule)]
     return [(key, rule) for key, rule in unwrapped if isinstance(rule, types.FunctionType)]
 
@@ -274,13 +276,10 @@ def names_of_rules(s: Subject, run: Callable[[], Any]) -> list[str]:
 
 def few_of_each_rule(s: Subject, cases: Sequence[Case], most: int = 4) -> list[Case]:
     """The cases, with no more than ``most`` of the calls that the kit makes for the ops of one rule."""
-    usual = {case.name for case in kit_cases(s) + author_cases(s)}
-    made = collections.defaultdict[Any, list[Case]](list)
-    for case in [case for case in cases if case.name not in usual]:
-        run = rules_run(s, lambda c=case: c.run(s.make()))
-        made[frozenset(rule for _, rule in run)].append(case)
-    left = {case.name for of_rule in made.values() for case in of_rule[most:]}
-    return [case for case in cases if case.name not in left]
+    made = {case.name for case in cases} - {case.name for case in kit_cases(s) + author_cases(s)}
+    run = {c.name: rules_run(s, lambda c=c: c.run(s.make())) for c in cases if c.name in made}
+    rules = [frozenset(rule for _, rule in run.get(case.name, ())) for case in cases]
+    return [c for i, c in enumerate(cases) if c.name not in made or rules[:i].count(rules[i]) < most]
 
 
 def is_for_op(key: Any) -> bool:
@@ -300,16 +299,6 @@ _KINDS = {"Tensor": "tensor", "number": "number", "float": "number"}
 # Of an operand, the first tensor of a call and each other one.
 Operands = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 PAIR: dict[str, Operands] = {"y": (itemgetter(0), itemgetter(1))}
-
-
-def itself(x: Any) -> Any:
-    """The value itself."""
-    return x
-
-
-def properties_of(missed: Sequence[Any]) -> dict[str, Callable[[Any], Any]]:
-    """Calls of the properties that have a rule."""
-    return {f"x.{name}": key for key in missed if (name := _property_of(key)) in _PROPERTIES}
 
 
 def calls_of(missed: Iterable[Any], operands: Mapping[str, Operands]) -> dict[str, Callable[[Any], Any]]:
@@ -364,8 +353,9 @@ def rules_tried(s: Subject, case: Case) -> None:
         codes = [entry.tb_frame.f_code for entry in entries_of(error)] if error and is_without else []
         rule = next((by_code[code] for code in reversed(codes) if code in by_code), None)
         if rule is not None and rule not in _working(s) and codes[-1] is not rule.__code__:
-            words = f"{describe(rule)} is made of ops on {one_of(s.cls)}, and one has no rule"
-            raise Broken(f"{case.name}: {words}: {error}") from error
+            raise Broken(
+                f"{case.name}: {describe(rule)} is made of ops on {one_of(s.cls)}, and one has no rule: {error}"
+            ) from error
     missed = ", ".join(sorted({name_of(key) for key in missed_rules(s, accepted(s))}))
     skip_unless(not missed, f"not called: {missed}; pass ops={{op: lambda x: (arguments with x in them)}}")
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
 from subclasses.spec.fields import inner
+from subclasses.spec.values import map_tensors
 from subclasses.testing import derive
 from subclasses.testing.calls import WHOLE, operands
 from subclasses.testing.cases import stand_ins
@@ -78,8 +79,7 @@ def with_nests(s: Subject) -> Any:
 
 def _lazily(path: str, t: Tensor) -> Tensor:
     """A tensor with its conjugate or negative bit set, as far as its dtype has one."""
-    is_real = t.dtype in (torch.float32, torch.float64)
-    return torch.complex(t, t).conj().imag if is_real else t.conj()
+    return torch.complex(t, t).conj().imag if t.dtype in (torch.float32, torch.float64) else t.conj()
 
 
 def _lazy(s: Subject) -> list[Setting]:
@@ -87,12 +87,6 @@ def _lazy(s: Subject) -> list[Setting]:
     make = lambda: s.construct(x := s.make(), s.changed(x, _lazily))  # noqa: E731
     make()
     return [Setting(make, " on inner tensors with a lazy bit set")]
-
-
-def _materialized(s: Subject, value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_materialized(s, part) for part in value]
-    return value.materialize() if isinstance(value, s.cls) else value
 
 
 def values_of(s: Subject, *pair: Factory) -> list[Any]:
@@ -120,7 +114,7 @@ CONTEXTS: dict[str, Context] = {
         Setting(
             s.make,
             ", read by materialize(),",
-            read=partial(_materialized, s),
+            read=lambda got: map_tensors(got, lambda t: t.materialize() if isinstance(t, s.cls) else t),
             usual=lambda: [s.make().materialize().clone()],
         )
     ],

@@ -87,8 +87,8 @@ def _grow(s: Subject, times: int) -> Any:
 
 def _grow_inners(s: Subject, times: int) -> Any:
     x = s.make().detach()
-    is_row = lambda t: t.shape[:1] == x.shape[:1]  # noqa: E731
-    return s.construct(x, s.changed(x, lambda _, t: torch.cat([t] * times) if is_row(t) else t))
+    inners = s.changed(x, lambda _, t: torch.cat([t] * times) if t.shape[:1] == x.shape[:1] else t)
+    return s.construct(x, inners)
 
 
 @torch.no_grad()
@@ -137,8 +137,12 @@ def _changes(s: Subject) -> list[dict[str, Any]]:
     """Other values of each static field."""
     hints, _ = tried(typing.get_type_hints, s.cls)  # annotations may use names of the class statement's scope
     fields = [(f.name, getattr(s.make(), f.name)) for f in s.cls.__spec__.statics] if s.declared else []
-    values = [(name, value, _choices((hints or {}).get(name), value)) for name, value in fields]
-    return [{name: other} for name, value, choices in values for other in choices if other != value]
+    return [
+        {name: other}
+        for name, value in fields
+        for other in _choices((hints or {}).get(name), value)
+        if other != value
+    ]
 
 
 def _choices(hint: Any, value: Any) -> Sequence[Any]:
@@ -165,8 +169,8 @@ def _check_variant(s: Subject, make: Factory) -> None:
 def reference_depends_on(s: Subject, x: Any, change: dict[str, Any]) -> bool:
     """Whether the reference of a value depends on some fields, so that ops compared with it show a wrong one."""
     plains, error = tried(lambda: [s.reference(y) for y in (x, s.of_fields(x, **change))])
-    is_same = lambda pair: torch.equal(*map(plainest, pair))  # noqa: E731
-    return s.has_reference and (error is not None or not all(map(is_same, zip(*plains, strict=True))))
+    pairs = zip(*plains, strict=True) if error is None else ()
+    return s.has_reference and not (error is None and all(torch.equal(*map(plainest, p)) for p in pairs))
 
 
 # ---- a second value ----------------------------------------------------------------------------------------

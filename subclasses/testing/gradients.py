@@ -75,8 +75,8 @@ def by_gradients(s: Subject, case: Case, setting: Setting, *, of_operands: bool 
     (values, got), *plains = runs
     for number, (x, g) in enumerate(zip(values, got, strict=True)):
         wanted = [torch.zeros_like(p[number]) if e[number] is None else e[number] for p, e in plains]
-        by = f" by {'xy'[number]}" if len(values) > 1 else ""
-        what = f"plain operand {number + 1} of {case.name}" if of_operands else f"{case.name}{by}"
+        of_pair = f"{case.name} by {'xy'[number]}" if len(values) > 1 else case.name
+        what = f"plain operand {number + 1} of {case.name}" if of_operands else of_pair
         if g is None:
             is_lost = any((e != 0).any() for e in wanted)
             skip_unless(of_operands or not is_lost or s.floats(x), "no inner tensor is differentiable")
@@ -119,14 +119,14 @@ def _pull_to_inners(s: Subject, x: Any, cotangents: Sequence[Tensor]) -> dict[st
     Returns:
         The gradient by each differentiable inner tensor; none if autograd cannot record the reference.
     """
-    inners = s.inners(x.detach())
     opened = {name: t.detach().requires_grad_() for name, t in s.floats(x.detach()).items()}
     with torch.enable_grad():
-        plains = live(s.reference(s.unflatten(x, inners | opened)))
+        plains = live(s.reference(s.unflatten(x, s.inners(x.detach()) | opened)))
     if len(plains) != len(cotangents):
         return {}
-    options = {"allow_unused": True, "materialize_grads": True}
-    grads = torch.autograd.grad(plains, [*opened.values()], cotangents, **options)
+    grads = torch.autograd.grad(
+        plains, [*opened.values()], cotangents, allow_unused=True, materialize_grads=True
+    )
     return dict(zip(opened, grads, strict=True))
 
 
@@ -173,10 +173,14 @@ def inner_requires_grad(s: Subject, case: Case) -> None:
     if error is not None:
         raise NotImplementedError(f"inner tensors that require grad: {error}") from error
     held = [field_name(name) for name, t in s.inners(made).items() if t.requires_grad]
-    words = f"the value holds inner tensors that require grad ({', '.join(held)}); they never get a gradient"
-    check_that(not held, words)
-    words = f"{', '.join(map(field_name, opened))} require grad, the value made from them does not"
-    check_that(made.requires_grad, f"{words}: gradients are lost")
+    check_that(
+        not held,
+        f"the value holds inner tensors that require grad ({', '.join(held)}); they never get a gradient",
+    )
+    check_that(
+        made.requires_grad,
+        f"{', '.join(map(field_name, opened))} require grad, the value made from them does not: gradients are lost",
+    )
 
 
 # Two steps of differences in float64. The tolerance between a slope and the differences, and between the differences of
@@ -187,10 +191,10 @@ _STEPS, _TOLERANCE, _KINK = (1e-6, 1e-5), 1e-4, 1e-3
 def sloped(s: Subject) -> list[Case]:
     """The recorded cases, where the gradient of materialize() is its slope."""
     slopes = _slopes_of(s, WHOLE.run) if s.has_materialize else None
-    words = (
-        "the result of materialize() has another gradient than its differences; see `materialize_gradients`"
+    skip_unless(
+        slopes is None or _are_close(s, *slopes),
+        "the result of materialize() has another gradient than its differences; see `materialize_gradients`",
     )
-    skip_unless(slopes is None or _are_close(s, *slopes), words)
     return recorded(s)
 
 
@@ -208,19 +212,14 @@ def inner_gradients(s: Subject, case: Case) -> None:
     decided = _slopes_of(s, of_plain) if materialized else tried(_slopes_of_plain, s, case)[0]
     is_slope = decided is None or _are_close(s, *decided)
     if is_slope or materialized:
-        what = f"{', '.join(map(_shown, _doubles(s)[1]))} through {case.name}"
+        what = f"{', '.join(doubles(s)[1]).replace(RAW, '')} through {case.name}"
         _check_slopes(s, what, slopes[0], decided[0] if decided and not is_slope else slopes[1])
-
-
-def floats_of(s: Subject) -> list[Case]:
-    """materialize(), by the name of each inner tensor that it may depend on."""
-    return [Case(name, WHOLE.run) for name in _doubles(s)[1]]
 
 
 def materialize_gradients(s: Subject, case: Case) -> None:
     """Compares the gradient of materialize() by an inner tensor with differences."""
     if slopes := _slopes_of(s, case.run, case.name):
-        _check_slopes(s, f"{_shown(case.name)} through materialize()", *slopes)
+        _check_slopes(s, f"{case.name.replace(RAW, '')} through materialize()", *slopes)
 
 
 def _check_slopes(s: Subject, what: str, got: float, expected: float) -> None:
@@ -229,7 +228,7 @@ def _check_slopes(s: Subject, what: str, got: float, expected: float) -> None:
 
 
 @once
-def _doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:
+def doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:
     """A value, and its floating point tensors by path, in float64.
 
     Raises:
@@ -240,11 +239,8 @@ def _doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:
     lost = "inner tensors are not connected to the value; see `inner_requires_grad`"
     skip_unless(error is None, lost if isinstance(error, Broken) else str(error))
 
-    def keep(path: str, t: Tensor) -> Tensor:
-        is_number = t.is_floating_point() and t.dtype.itemsize > 1
-        return floats.setdefault(path, t.double()) if is_number else t
-
-    inners = s.changed(source, keep)
+    is_number = lambda t: t.is_floating_point() and t.dtype.itemsize > 1  # noqa: E731
+    inners = s.changed(source, lambda path, t: floats.setdefault(path, t.double()) if is_number(t) else t)
     skip_unless(
         floats and succeeds(s.construct, source, inners),
         "no value of float64 can be made, whose differences would tell the gradients",
@@ -252,21 +248,17 @@ def _doubles(s: Subject) -> tuple[Any, dict[str, Tensor]]:
     return source, floats
 
 
-def _shown(path: str) -> str:
-    return path.replace(RAW, "")
-
-
 def _slopes_of(s: Subject, run: Callable[[Any], Any], *only: str) -> tuple[float, float] | None:
     """The slopes of a call on a value, along a random direction of its inner tensors.
 
     Returns None where there is no slope.
     """
-    source, floats = _doubles(s)
+    source, floats = doubles(s)
     seed(1)
     ways = {n: torch.randn_like(floats[n]) for n in only or floats}
 
     def at(step: Any) -> Any:
-        moved = {n: t + step * ways[n] if n in ways else t for n, t in floats.items()}
+        moved = floats | {name: floats[name] + step * way for name, way in ways.items()}
         return s.construct(source, s.changed(source, lambda path, t: moved.get(path, t)))
 
     return _slopes(s, at, run)
@@ -290,7 +282,7 @@ def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> 
         seed()  # the same random numbers for each
         parts = [*_real_parts(s, run(at(step)))]
         seed(0)
-        products = [torch.randn(part.shape, dtype=torch.float64) * part for part in parts]
+        products = (torch.randn(part.shape, dtype=torch.float64) * part for part in parts)
         return sum(p.sum() for p in products) if {p.dtype for p in parts} <= {torch.float64} else torch.nan
 
     with torch.no_grad():
@@ -311,8 +303,8 @@ def _real_parts(s: Subject, result: Any) -> Iterator[Tensor]:
     for t in (leaf for leaf in leaves(result) if isinstance(leaf, Tensor) and is_differentiable(leaf)):
         value: Any = t
         if isinstance(t, TensorSubclass):
-            has_materialize = value.__spec__.has_materialize
-            yield from _real_parts(s, [value.materialize()] if has_materialize else [*value.unwrap()])
+            is_shown = value.__spec__.has_materialize
+            yield from _real_parts(s, [value.materialize()] if is_shown else [*value.unwrap()])
         elif isinstance(t, s.cls):
             yield from _real_parts(s, [*s.reference(t)])
         else:

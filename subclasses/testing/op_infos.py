@@ -73,10 +73,12 @@ def sweep(
         for case in samples_of(s, ops, samples):
             _, error = tried(on_sample, s, case)
             outcome: tuple[Verdict, str] = ("wrong", problem(case.name, error)) if error else ("right", "")
-            if s.refuses(case.name, error):
-                outcome = ("refused", ": ".join(s.refused[-1]))
-            order = ("right", "refused", "wrong").index
-            verdicts[case.name] = max(verdicts.get(case.name, outcome), outcome, key=lambda f: order(f[0]))
+            outcome = ("refused", ": ".join(s.refused[-1])) if s.refuses(case.name, error) else outcome
+            verdicts[case.name] = max(
+                verdicts.get(case.name, outcome),
+                outcome,
+                key=lambda f: ("right", "refused", "wrong").index(f[0]),
+            )
     return verdicts
 
 
@@ -97,7 +99,6 @@ def _samples(
 ) -> Iterator[Case]:
     """The samples that the class can hold and that the tensors that it represents take."""
     seed(0)
-    name = ".".join(filter(None, (entry.name, entry.variant_test_name)))
     with contextlib.suppress(Exception), closing_samples(entry, dtype) as samples:
         for sample in itertools.islice(samples, most):
             inputs = leaves(sample.input)
@@ -105,7 +106,9 @@ def _samples(
                 values, error = tried(lambda inputs=inputs: [wrap(t.detach()) for t in inputs])
                 run = functools.partial(_call, entry, sample)
                 if error is None and all(succeeds(run, plains) for plains in plains_of(s, values)):
-                    yield Case(name, run, operand=values)
+                    yield Case(
+                        ".".join(filter(None, (entry.name, entry.variant_test_name))), run, operand=values
+                    )
 
 
 def closing_samples(

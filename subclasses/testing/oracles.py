@@ -21,16 +21,14 @@ from subclasses.testing.cases import (
     accepted,
     applicable,
     calls_of,
-    functional_cases,
     gradients_by,
     not_refused,
     plains_of,
     unreached,
 )
-from subclasses.testing.contexts import CONTEXTS, Setting, two
+from subclasses.testing.contexts import Setting, two
 from subclasses.testing.errors import Broken, Skipped, check_that, skip_unless, succeeds, tried
 from subclasses.testing.subject import (
-    SEED,
     Subject,
     check_equal,
     check_stands_for,
@@ -74,13 +72,13 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
 
 
 @torch.no_grad()
-def by_eager(s: Subject, case: Case, setting: Setting) -> None:
+def by_eager(s: Subject, case: Case, setting: Setting, usual: str = "the usual call") -> None:
     """Compares with the usual call in eager mode."""
     works, expected = s.works(case.name, lambda: case.run((setting.usual or s.make)()))
     if works:
         with setting.mode():
             got = case.run(setting.operand())
-        what = f"{case.name}{setting.words} is not what eager mode gives"
+        what = f"{case.name}{setting.words} is not what {usual} gives"
         check_equal(s, what, setting.read(got), setting.read(expected))
 
 
@@ -99,12 +97,6 @@ def unchanged(s: Subject, case: Case) -> None:
 def harmless(s: Subject) -> list[Case]:
     """The accepted cases that leave their argument as it was, as far as a copy of it can be made."""
     return [case for case in accepted(s) if succeeds(unchanged, s, case)]
-
-
-def beside_others(s: Subject) -> list[Case]:
-    """Each harmless call on several values, as a function of a way to run them."""
-    values = [s.make(number=SEED + i) for i in range(4)] * 3
-    return [Case(c.name, lambda run, c=c: [*run(c.run, values)]) for c in harmless(s)]
 
 
 # ---- two values --------------------------------------------------------------------------------------------
@@ -139,9 +131,7 @@ def mixed_metadata(s: Subject, case: Case, setting: Setting) -> None:
 
 def _is_unseen(s: Subject, pair: Sequence[Any], result: Any) -> bool:
     """Whether no comparison can show that a result's metadata, of one of two values or of none, is right."""
-    if not (s.declared and isinstance(result, Tensor)):
-        return False
-    one, other = map(metadata, pair)
+    one, other = map(metadata, pair) if s.declared and isinstance(result, Tensor) else ({}, {})
     changed = {name for name, value in one.items() if other[name] != value}
     if not changed or derive.reference_depends_on(s, pair[0], {name: other[name] for name in changed}):
         return False
@@ -220,19 +210,21 @@ def _keepers(s: Subject) -> dict[str, str]:
 @torch.no_grad()
 def cached_inners(s: Subject, case: Case) -> None:
     """Raises where an optional inner tensor repeats the others, and an optimizer steps both."""
-
-    def depends(field: Any, stepped: bool) -> bool:
+    fields = s.inner_fields(s.make().detach())
+    for field in [field for field, t in fields if field.optional and is_differentiable(t)]:
         x = snapshot(s, s.make().detach())
-        if stepped:
-            step(s, x, field.attribute)
-        both = [case.run(y) for y in (s.of_fields(x, **{field.name: None}), x)]
-        return differs(s, *([s.references(leaf, 1) for leaf in leaves(result)] for result in both))
+        before, error = tried(_reads, s, case, x, field)
+        step(s, x, field.attribute)
+        check_that(
+            error is not None or before or not tried(_reads, s, case, x, field)[0],
+            f"{case.name} computes with {field.name}, which repeats other inner tensors and is stale after a step",
+        )
 
-    for field, t in s.inner_fields(s.make().detach()):
-        if field.optional and is_differentiable(t):
-            (before, error), (after, _) = (tried(depends, field, stepped) for stepped in (False, True))
-            words = f"{case.name} computes with {field.name}, which repeats other inner tensors"
-            check_that(error is not None or before or not after, f"{words} and is stale after a step")
+
+def _reads(s: Subject, case: Case, x: Any, field: Any) -> bool:
+    """Whether a call has another result without a field of its operand."""
+    both = [case.run(y) for y in (s.of_fields(x, **{field.name: None}), x)]
+    return differs(s, *([s.references(leaf, 1) for leaf in leaves(result)] for result in both))
 
 
 # ---- after a write -----------------------------------------------------------------------------------------
@@ -266,39 +258,28 @@ COPIES = 16
 may have kept a result. No result is kept for the last one."""
 
 
-def changed_values(s: Subject) -> list[Case]:
-    """materialize(), and each change of the value."""
-    tried(derive.second, s)  # found here, since the search would evict old values from a cache
-    read = lambda x: x.materialize()  # noqa: E731
-    return [
-        Case(f"x.materialize() after {how}", read, parts=(Case(how, partial(change, s)),))
-        for how, change in CHANGES.items()
-    ]
-
-
 def changed_operands(s: Subject) -> list[Case]:
     """The calls that may compute by a rule and are not views; for a class written by hand, the first eight."""
-    calls = [case for case in accepted(s) if case.name not in VIEWS][: None if s.declared else 8]
     words, change = "called again after a write to inner tensors of x", Case("a step", partial(step, s))
-    has_rules = not s.declared or all_rules(s.cls)
-    return [replace(c, name=f"{c.name}, {words}", parts=(change,)) for c in calls if has_rules]
+    calls = [
+        replace(c, name=f"{c.name}, {words}", parts=(change,)) for c in accepted(s) if c.name not in VIEWS
+    ]
+    return (calls if all_rules(s.cls) else []) if s.declared else calls[:8]
 
 
 @torch.no_grad()
 def fresh(s: Subject, case: Case) -> None:
     """Compares a second call, after a change of the operand, with the call on a copy."""
+    tried(derive.second, s)  # found here, since the search would evict old values from a cache
     x = snapshot(s, s.make())  # shares no memory with tensors that the factory may hold
     case.run(x)
     copies = [snapshot(s, x) for _ in range(COPIES)] if succeeds(case.parts[0].run, x) else []
     for copy in copies[-1:]:
-        expected, error = tried(_seeded, case, copy)
+        seed()
+        expected, error = tried(case.run, copy)
+        seed()
         if error is None:
-            check_equal(s, case.name, _seeded(case, x), expected)
-
-
-def _seeded(case: Case, x: Any) -> Any:
-    seed()
-    return case.run(x)
+            check_equal(s, case.name, case.run(x), expected)
 
 
 # ---- random numbers, other classes ---------------------------------------------------------------------------
@@ -307,7 +288,7 @@ def _seeded(case: Case, x: Any) -> Any:
 @torch.no_grad()
 def randomness(s: Subject, case: Case) -> None:
     """Compares a random op after the same seed, and without a seed between."""
-    by_eager(s, case, *CONTEXTS["eager"](s))
+    by_eager(s, case, Setting(s.make))
     x = s.make()
     check_that(
         differs(s, case.run(x), case.run(x)),
@@ -323,8 +304,10 @@ def random_backward(s: Subject, case: Case) -> None:
         return  # the gradient by inner tensors says nothing entry by entry
     plains = s.reference(x.detach())
     for k, g, plain in zip(*(s.references(t, len(plains)) for t in (y.detach(), grad)), plains, strict=True):
-        is_same = ((g != 0) == (k != 0))[plain != 0].all()
-        check_that(is_same, "entries that F.dropout dropped have a gradient, or kept ones have none")
+        check_that(
+            ((g != 0) == (k != 0))[plain != 0].all(),
+            "entries that F.dropout dropped have a gradient, or kept ones have none",
+        )
 
 
 class ForeignSubclass(Tensor):
@@ -369,15 +352,7 @@ def strangers(s: Subject, case: Case) -> None:
         ForeignSubclass.dispatched.clear()
         works, _ = s.works(case.name, lambda o=order: case.run(*(x, ForeignSubclass(like(x)))[::o]))
         dispatch = "called for its part alone" if ForeignSubclass.dispatched else "never called"
-        is_dispatched = any(s.cls in types for types in ForeignSubclass.dispatched)
-        words = (
-            f"{case.name} on a {s.name} and an unknown subclass gave a result, and the unknown subclass was"
+        check_that(
+            not works or any(s.cls in types for types in ForeignSubclass.dispatched),
+            f"{case.name} on a {s.name} and an unknown subclass gave a result, and the unknown subclass was {dispatch}",
         )
-        check_that(is_dispatched or not works, f"{words} {dispatch}")
-
-
-def mapped_cases(s: Subject) -> list[Case]:
-    """The calls on a class that represents its inner tensors."""
-    if s.is_mapped:
-        s.needs("materialize")
-    return functional_cases(s) if s.is_mapped else []

@@ -18,8 +18,13 @@ from subclasses.testing.subject import Options, Subject
 def pytest_addoption(parser: Any) -> None:
     """Adds ``--subclass``, once for each class, and ``--subclass-level``."""
     options = parser.getgroup("subclasses")
-    takes = "a function that takes nothing and gives a value of the class to test"
-    options.addoption("--subclass", action="append", default=[], metavar="MODULE:FACTORY", help=takes)
+    options.addoption(
+        "--subclass",
+        action="append",
+        default=[],
+        metavar="MODULE:FACTORY",
+        help="a function that takes nothing and gives a value of the class to test",
+    )
     options.addoption("--subclass-level", default="gradients", choices=["smoke", "gradients", "full"])
 
 
@@ -33,8 +38,8 @@ def pytest_collection_modifyitems(session: Any, config: Any, items: list[Any]) -
         except (AttributeError, ImportError, TypeError, ValueError) as error:
             raise pytest.UsageError(f"--subclass {target}: {error}") from error
         for promise in chosen(options):
-            name = f"{target}::{promise.name}"
-            items.append(PromiseItem.from_parent(session, name=name, subject=subject, promise=promise))
+            given = {"name": f"{target}::{promise.name}", "subject": subject, "promise": promise}
+            items.append(PromiseItem.from_parent(session, **given))
 
 
 class PromiseItem(pytest.Item):

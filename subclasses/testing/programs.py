@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 from subclasses.testing import derive
-from subclasses.testing.calls import CLONE, VIEWS, Case
-from subclasses.testing.cases import accepted, applicable, few_of_each_rule, itself, live, ones_for
+from subclasses.testing.calls import CLONE, VIEWS, WHOLE, Case
+from subclasses.testing.cases import accepted, applicable, few_of_each_rule, live, ones_for
 from subclasses.testing.contexts import Nest, Setting, under, with_nests
 from subclasses.testing.errors import Broken, problem, skip_unless, succeeds, tried
 from subclasses.testing.gradients import differentiable
 from subclasses.testing.oracles import by_eager
 from subclasses.testing.structure import Holder, is_view_of_plain
-from subclasses.testing.subject import Compile, Factory, Subject, is_differentiable
+from subclasses.testing.subject import Compile, Factory, Subject
 
 
 def by_compiler(s: Subject, case: Case, setting: Setting) -> None:
     """Compares with eager mode; of a group of calls that fails, each half is compared."""
     what, refused, half = f"{case.name}{setting.words}", len(s.refused), len(case.parts) // 2
-    _, error = tried(by_eager, s, case, setting)
+    _, error = tried(by_eager, s, case, setting, "eager mode")
     for parts in (case.parts[:half], case.parts[half:]) if error is not None and half else ():
         by_compiler(s, group(s, parts), setting)
     if error is not None and len(s.refused) == refused and not s.refuses(what, error, deliberate=False):
@@ -104,21 +104,13 @@ def groups(s: Subject, most: int | None = None) -> list[Case]:
     return [group(s, cases) for cases in (rest[:most], *([c] for c in writing)) if cases]
 
 
-def mutations(s: Subject) -> list[Case]:
-    """A function that writes to its argument."""
-    return [program(s, "x.mul_(2); x + x", lambda x: (x.mul_(2), x + x)[1], s.make)]
-
-
-def views(s: Subject) -> list[Case]:
+def written_views(s: Subject, make: Callable[[], Any], words: str, *names: str) -> list[Case]:
     """Some views that a compiled function returns, and that are written to afterwards."""
-    return _views(s, s.make, ".mul_(2)", "x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
-
-
-def _views(s: Subject, make: Factory, words: str, *names: str) -> list[Case]:
     cases = applicable(s, {name: VIEWS[name] for name in names})
     return [program(s, f"{view.name}{words}", view.run, make, writes=True) for view in cases]
 
 
+RETURNED = ("x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
 OFFSETS = ("x.view(x.shape)", "x[1:]")
 
 
@@ -131,7 +123,7 @@ def offset_views(s: Subject) -> list[Case]:
         return s.construct(x, {name: _moved(t, i) for i, (name, t) in enumerate(s.inners(x).items())})
 
     skip_unless(succeeds(make), "the class takes no inner tensors with offsets")
-    return _views(s, make, " with offsets", *OFFSETS)
+    return written_views(s, make, " with offsets", *OFFSETS)
 
 
 def _moved(t: Any, index: int) -> Any:
@@ -144,8 +136,8 @@ def _moved(t: Any, index: int) -> Any:
 
 def with_offsets(s: Subject) -> list[Setting]:
     """The compilers that are right for a wrapper of one tensor; torch.compile of 2.15 counts an offset twice."""
-    both = together([Case(name, VIEWS[name]) for name in OFFSETS])
-    nest = program(s, "", both, lambda: Nest(torch.arange(40.0)[5:29].view(4, 6)))
+    views = together([Case(name, VIEWS[name]) for name in OFFSETS])
+    nest = program(s, "", views, lambda: Nest(torch.arange(40.0)[5:29].view(4, 6)))
     return [setting for setting in under()(s) if succeeds(by_eager, s, nest, setting)]
 
 
@@ -171,14 +163,15 @@ def tangents(s: Subject) -> list[Case]:
         ]
         grads = torch.autograd.grad(results, x, given, allow_unused=True)
         # A plain gradient and a gradient of the class are the same if the class can convert the plain one.
-        has_inners = s.declared and any(map(is_differentiable, s.inners(x).values()))
-        if has_inners and s.cls._traits.is_representation and x.materialize().requires_grad:
+        if s.declared and s.cls._traits.is_representation and s.floats(x) and x.materialize().requires_grad:
             grads = [x.detach().wrap_cotangent(g) if type(g) is Tensor else g for g in grads]
         # The inner tensors alone: a class may mark a gradient as a cotangent in its metadata.
         return [list(s.inners(g).values()) if isinstance(g, s.cls) else g for g in grads]
 
-    kinds = ("plain", "of the class", "missing")
-    return [Case(f"the gradient with tangents {kind}", partial(run, kind)) for kind in kinds]
+    return [
+        Case(f"the gradient with tangents {kind}", partial(run, kind))
+        for kind in ("plain", "of the class", "missing")
+    ]
 
 
 def construction(s: Subject) -> list[Case]:
@@ -199,17 +192,23 @@ def modules(s: Subject, *, plain: bool = False) -> list[Case]:
     cases = [c for c in accepted(s) if not plain or type(c.run(s.make())) is Tensor]
     lacks = "gives a plain tensor, and torch.export takes no other results"
     skip_unless(cases, f"no op {lacks if plain else 'is known to work in eager mode'}")
-    module = Holder(s.make().detach(), cases[0].run)
-    return [program(s, f"a module with {cases[0].name}", module, lambda: torch.ones(2))]
+    return [
+        program(
+            s,
+            f"a module with {cases[0].name}",
+            Holder(s.make().detach(), cases[0].run),
+            lambda: torch.ones(2),
+        )
+    ]
 
 
 def nests(s: Subject) -> list[Case]:
     """A copy of a wrapper around a value, and of a value around wrappers."""
     inside, _ = tried(with_nests, s)
-    values = [x for x in (Nest(s.make()), inside) if x is not None]
     return [
-        program(s, f"x.clone() with {type(x).__name__} outside", CLONE.run, partial(itself, x))
-        for x in values
+        program(s, f"x.clone() with {type(x).__name__} outside", CLONE.run, partial(WHOLE.run, x))
+        for x in (Nest(s.make()), inside)
+        if x is not None
     ]
 
 
@@ -250,5 +249,4 @@ def other_metadata(s: Subject) -> list[Case]:
 def in_turn(s: Subject, name: str, factories: Sequence[Factory], compiles: int) -> list[Case]:
     """Some calls on values of several factories."""
     cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(s.make(f)) for f in factories])][:8]
-    makes = [partial(s.make, factory) for factory in factories]
-    return [program(s, name, together(cases), *makes, compiles=compiles)]
+    return [program(s, name, together(cases), *(partial(s.make, f) for f in factories), compiles=compiles)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
-from subclasses.testing import gradients, op_infos, oracles, programs, structure
-from subclasses.testing.calls import LAZY, PAIRS, RANDOM, VIEWS
+from subclasses._torch import fake_mode
+from subclasses.testing import derive, gradients, op_infos, oracles, programs, structure
+from subclasses.testing.calls import LAZY, METADATA_MUTATIONS, MUTATIONS, PAIRS, RANDOM, VIEWS, WHOLE, Case
 from subclasses.testing.cases import (
     accepted,
     applicable,
@@ -16,9 +18,13 @@ from subclasses.testing.cases import (
     recorded,
     rules_tried,
 )
-from subclasses.testing.contexts import CONTEXTS, EXPORT, INDUCTOR, under
+from subclasses.testing.contexts import CONTEXTS, EXPORT, INDUCTOR, Setting, under
+from subclasses.testing.errors import succeeds
 from subclasses.testing.oracles import by_eager, by_reference
+from subclasses.testing.programs import RETURNED, program, written_views
 from subclasses.testing.report import Promise
+from subclasses.testing.structure import CONVERSIONS, FILES, NUMBERS, PICKLED, READ, SHOWN
+from subclasses.testing.subject import SEED, tried_alone
 
 ALIASING = (
     "end __torch_dispatch__ with `return torch.utils._python_dispatch.return_and_correct_aliasing(func, "
@@ -74,7 +80,7 @@ PROMISES = [
     Promise(
         "round_trip",
         "A value put together from its own parts is the same value.",
-        cases=structure.round_trips,
+        cases=lambda s: [c for c in structure.ROUND_TRIPS if type(tried_alone(c.run, s.make())[0]) is s.cls],
         oracle=structure.round_trip,
         mend=(
             "__tensor_unflatten__ must use every inner tensor and the context, and give back the outer size, stride "
@@ -101,7 +107,8 @@ PROMISES = [
         "sizes",
         "Sizes are not metadata: values that differ in sizes alone have one context.",
         needs=("flatten",),
-        cases=structure.other_sizes,
+        cases=lambda s: [Case("the flatten context of a value", s.context)],
+        context=lambda s: [Setting(partial(s.make, make), " of another size") for make in derive.sizes(s)],
         oracle=structure.sizes,
         mend=(
             "leave sizes out of the context: derive the outer size from the inner tensors or from outer_size, which "
@@ -112,7 +119,9 @@ PROMISES = [
     Promise(
         "outside",
         "The outside of a value tells the truth.",
-        oracle=structure.outside,
+        cases=structure.outsides,
+        context=CONTEXTS["eager"],
+        oracle=by_reference,
         mend="pass the size, dtype and device of the represented tensor to _make_wrapper_subclass",
         declared=_OUTSIDE,
     ),
@@ -120,7 +129,12 @@ PROMISES = [
         "without_data",
         "Values are flattened and unflattened without reading their data.",
         needs=("flatten",),
-        oracle=structure.without_data,
+        cases=lambda s: [SHOWN],
+        context=lambda s: [
+            Setting(lambda: fake_mode().from_tensor(s.make()), " without data"),
+            Setting(partial(structure.rebuilt_fake, s), " without data, put together from its parts"),
+        ],
+        oracle=by_eager,
         may_refuse=False,
         mend=(
             "no .item(), .tolist() or comparison of contents in __new__, __tensor_flatten__, "
@@ -136,7 +150,15 @@ PROMISES = [
     Promise(
         "printing",
         "A value can be printed.",
-        oracle=structure.printing,
+        cases=lambda s: [
+            Case("repr(x)", repr, ("works",)),
+            *(
+                [Case("repr(x) of a fake", lambda x: repr(fake_mode().from_tensor(x)), ("works",))]
+                if s.traceable
+                else []
+            ),
+        ],
+        oracle=oracles.unchanged,
         may_refuse=False,
         mend=(
             "define __repr__(self, *, tensor_contents=None) and build the text from the inner tensors; "
@@ -165,7 +187,8 @@ PROMISES = [
     Promise(
         "mapped_values",
         "materialize() of a mapped result equals the op on materialize() of the operand.",
-        cases=oracles.mapped_cases,
+        needs=("materialize if mapped",),
+        cases=lambda s: functional_cases(s) if s.is_mapped else [],
         context=CONTEXTS["materialized"],
         oracle=by_reference,
         mend=(
@@ -291,7 +314,10 @@ PROMISES = [
         "fresh_values",
         "The tensor that a value represents follows a write to its inner tensors.",
         needs=("materialize", "flatten"),
-        cases=oracles.changed_values,
+        cases=lambda s: [
+            replace(READ, name=f"{READ.name} after {how}", parts=(Case(how, partial(change, s)),))
+            for how, change in oracles.CHANGES.items()
+        ],
         oracle=oracles.fresh,
         mend=(
             "let materialize() compute from the inner tensors at each call: a kept result, on the value or by "
@@ -370,7 +396,10 @@ PROMISES = [
         "threads",
         "Calls from several threads at once return the results of the same calls alone.",
         level="gradients",
-        cases=oracles.beside_others,
+        cases=lambda s: [
+            Case(c.name, lambda run, c=c: [*run(c.run, [s.make(number=SEED + i) for i in range(4)] * 3)])
+            for c in oracles.harmless(s)
+        ],
         context=CONTEXTS["threads"],
         oracle=by_eager,
         may_refuse=False,
@@ -426,7 +455,7 @@ PROMISES = [
     Promise(
         "mutation",
         "An in-place op changes the value itself, its sizes too, or is refused and changes nothing.",
-        cases=structure.mutations,
+        cases=lambda s: [replace(c, parts=(WHOLE, c)) for c in applicable(s, MUTATIONS | METADATA_MUTATIONS)],
         oracle=structure.written,
         mend=(
             "write into the inner tensors (copy_) and return the very argument that was written, with its new "
@@ -489,7 +518,11 @@ PROMISES = [
         "serialization",
         "A value comes back from pickle and from torch.save, with weights_only=True too.",
         needs=("module",),
-        cases=structure.files,
+        cases=lambda s: (
+            FILES
+            if all(succeeds(PICKLED.run, t) for t in s.inners(s.make().detach()).values())
+            else FILES[1:]
+        ),
         oracle=structure.copied,
         may_refuse=False,
         mend=(
@@ -514,14 +547,14 @@ PROMISES = [
         level="gradients",
         oracle=structure.optimizer,
         mend=(
-            f"{_PRODUCT}write rules for the ops that an optimizer calls on a parameter and its gradient, such as "
-            "zeros_like, mul_, add_ and addcdiv_, or refuse those that write"
+            f"{_PRODUCT}write rules for the ops that an optimizer calls, such as zeros_like, mul_, add_ and addcdiv_, "
+            "or refuse those that write"
         ),
     ),
     Promise(
         "conversion",
         'x.to(dtype) has that dtype, and represents the converted tensor; x.to("meta") moves.',
-        cases=structure.conversions,
+        cases=lambda s: [*CONVERSIONS, *([NUMBERS] if s.has_reference and s.dtype.is_floating_point else [])],
         context=CONTEXTS["detached"],
         oracle=by_reference,
         mend=(
@@ -583,7 +616,7 @@ PROMISES = [
         "An inner tensor that materialize() depends on gets the gradient of the result of materialize().",
         level="gradients",
         needs=("declared materialize",),
-        cases=gradients.floats_of,
+        cases=lambda s: [Case(name, WHOLE.run) for name in gradients.doubles(s)[1]],
         oracle=gradients.materialize_gradients,
         mend=(
             "let materialize() compute with the tensor itself, not with .detach() or .data of it, nor under "
@@ -643,7 +676,7 @@ PROMISES = [
         "A compiled function that writes to its argument does so, as in eager mode.",
         level="gradients",
         needs=("flatten",),
-        cases=programs.mutations,
+        cases=lambda s: [program(s, "x.mul_(2); x + x", lambda x: (x.mul_(2), x + x)[1], s.make)],
         context=under(),
         oracle=programs.by_compiler,
         mend="an in-place op must write into the inner tensors; see the promise `mutation`",
@@ -653,7 +686,7 @@ PROMISES = [
         "A view that a compiled function gives back is one of its argument, as in eager mode.",
         level="gradients",
         needs=("flatten",),
-        cases=programs.views,
+        cases=lambda s: written_views(s, s.make, ".mul_(2)", *RETURNED),
         context=under(),
         oracle=programs.by_compiler,
         mend=(

@@ -7,7 +7,6 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -155,9 +154,10 @@ class Report:
         """Returns all findings: each broken promise in full, the promises not tried, and the refused calls."""
         skipped = [f"not tried: {o.promise.name}: {o.detail}" for o in self.of("skipped")]
         refused = [f"refused in {', '.join(names)}: {line}" for line, names in self.refused.items()]
-        parts = [[str(o)] for o in self.of("broken")] + [skipped, self._derived(), refused]
-        lines = [line for part in parts if part for line in ("", *part)]
-        return "\n".join([self._head(), *self.warnings, *lines])
+        parts = [*([str(o)] for o in self.of("broken")), skipped, self._derived(), refused]
+        return "\n".join(
+            [self._head(), *self.warnings, *(line for part in parts if part for line in ("", *part))]
+        )
 
     # ---- for other programs --------------------------------------------------------------------------------
 
@@ -199,23 +199,22 @@ class Report:
         groups = [*_grouped((_cause(o), o) for o in self.of("broken")).values()]
         each = max(2, min(3, room // max(len(groups), 1)))
         count = len(groups) if each * len(groups) <= room else (room - 1) // each
-        lines = list[str]()
-        for group in groups[:count]:
-            lines += _wrapped([f"- {_names(group)}: {group[0].detail}"], 1)
-            lines += _wrapped([f"  mend: {group[0].mend}"], each - 1, indent="    ")
+        heads = [
+            (_wrapped([f"- {_names(group)}: {group[0].detail}"], 1), group[0].mend)
+            for group in groups[:count]
+        ]
+        lines = [
+            line for head, mend in heads for line in (*head, *_wrapped([f"  mend: {mend}"], each - 1, "    "))
+        ]
         rest = [o.promise.name for group in groups[count:] for o in group]
-        return [*lines, *_wrapped([f"- and {', '.join(rest)}"], 1)] if rest else lines
+        return lines + _wrapped([f"- and {', '.join(rest)}"] if rest else [], 1)
 
     def _not_tried(self) -> list[str]:
         """The promises that were not tried, by the option to pass, then by other reasons."""
         groups = _grouped((_OPTION.sub(r"\1", o.detail), o) for o in self.of("skipped"))
-        options = {name: group for name, group in groups.items() if _OPTION.match(group[0].detail)}
-        reasons = [group for name, group in groups.items() if name not in options]
-        texts = (
-            [f"pass {'; '.join(f'{n} for {_names(group, 3)}' for n, group in options.items())}"]
-            if options
-            else []
-        )
+        options = [f"{name} for {_names(group, 3)}" for name, group in groups.items() if name[-1:] == "="]
+        reasons = [group for name, group in groups.items() if name[-1:] != "="]
+        texts = [f"pass {'; '.join(options)}"] if options else []
         texts += [f"{_names(group)}: {group[0].detail}" for group in reasons[:_REASONS]]
         texts += [", ".join(map(_names, reasons[_REASONS:]))] if reasons[_REASONS:] else []
         return _wrapped([f"not tried: {text}" for text in texts], _REASONS)
@@ -243,8 +242,8 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 def _wrapped(texts: list[str], most: int, indent: str = "  ") -> list[str]:
     """The lines of each text, and no more than ``most`` of them."""
-    wrap = partial(textwrap.wrap, subsequent_indent=indent, max_lines=most, placeholder=" ...")
-    return [line for text in texts for line in wrap(_FOLDERS.sub("", text), WIDTH)]
+    options: Any = {"subsequent_indent": indent, "max_lines": most, "placeholder": " ..."}
+    return [line for text in texts for line in textwrap.wrap(_FOLDERS.sub("", text), WIDTH, **options)]
 
 
 def _names(group: list[Outcome], most: int = 5) -> str:

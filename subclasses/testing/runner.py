@@ -99,8 +99,8 @@ def _warnings(s: Subject) -> Iterator[str]:
             for field, t in (s.inner_fields(s.make()) if s.declared else ())
             if is_differentiable(t) and t.shape == s.make().shape
         ]
-        such = f", such as reference=lambda x: x.{[*calls, *fields][0]}" if calls or len(fields) == 1 else ""
         yield f"NO RESULT WAS COMPARED WITH PLAIN TENSORS: pass reference=, a function from {one_of(s.cls)} to the"
+        such = f", such as reference=lambda x: x.{[*calls, *fields][0]}" if calls or len(fields) == 1 else ""
         yield f"  tensor that it represents{such}"
     if not s.traceable:
         yield f"NOTHING WAS COMPILED OR FLATTENED: {s.name} is not a traceable wrapper subclass; see `flatten`"
@@ -167,9 +167,8 @@ def outcome_of(s: Subject, promise: Promise) -> Outcome:
     s.refused.clear()
     failures, skipped = list[Failure](), ""
     find = partial(_trials, s, promise)
-    trials, failure = tried(find)
-    for case, words, run in [(WHOLE, "", find)] if failure else trials:
-        error = failure or tried(run)[1]
+    for case, words, run in tried(find)[0] or [(WHOLE, "", find)]:
+        _, error = tried(run)
         if isinstance(error, Skipped):
             skipped = str(error)
         elif error is not None:
@@ -177,15 +176,17 @@ def outcome_of(s: Subject, promise: Promise) -> Outcome:
                 s.wrong_values.add(case.name)
             what, deliberate = case.name or promise.name, "works" not in case.marks
             if not (promise.may_refuse and s.refuses(what, error, deliberate=deliberate)):
-                failures.append(
-                    _failure(s, promise, f"{case.name}{words}", error, run if not failures else None)
-                )
+                repeat = None if failures else run
+                failures.append(_failure(s, promise, f"{case.name}{words}", error, repeat))
     more = f" (and {len(failures) - 3} more calls)" if len(failures) > 3 else ""
-    detail = "; ".join(failure.text for failure in failures[:3]) + more or skipped
-    refused = dict.fromkeys(f"{call}: {message}" for call, message in s.refused)
-    mend = failures[0].hint if failures else ""
-    state = "broken" if failures else "skipped" if skipped else "kept"
-    return Outcome(promise, state, detail, mend, tuple(refused), tuple(failures))
+    return Outcome(
+        promise,
+        "broken" if failures else "skipped" if skipped else "kept",
+        "; ".join(failure.text for failure in failures[:3]) + more or skipped,
+        failures[0].hint if failures else "",
+        tuple(dict.fromkeys(f"{call}: {message}" for call, message in s.refused)),
+        tuple(failures),
+    )
 
 
 def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], None]]]:
@@ -199,10 +200,12 @@ def _trials(s: Subject, promise: Promise) -> list[tuple[Case, str, Callable[[], 
     cases = [*source(s)] if callable(source) else [Case(*item) for item in source.items()]
     left = [case for case in cases if not (promise.right and case.name in s.wrong_values)]
     skip_unless(left or not cases, "all of its calls give wrong values: see the promise `values`")
-    if promise.context is None:
-        return [(case, "", partial(promise.oracle, s, case)) for case in left]
-    settings = [*promise.context(s)] if left else []
-    return [(c, setting.words, partial(promise.oracle, s, c, setting)) for c in left for setting in settings]
+    settings = [(setting,) for setting in promise.context(s)] if promise.context and left else [()]
+    return [
+        (case, "".join(setting.words for setting in given), partial(promise.oracle, s, case, *given))
+        for case in left
+        for given in settings
+    ]
 
 
 @once
@@ -249,8 +252,8 @@ def _failure(
     """The record of an error, with advice if ``run`` repeats the check."""
     codes = [(code, getattr(one, "hint", None) or "") for one in chain(error) if (code := _code_of(s, one))]
     code, own = next((pair for pair in codes if pair[0] in ADVICE), [*codes, ("", "")][0])
-    hint = _hint(s, promise, error, code, own, run) if run else ""
     got, expected = (error.got, error.expected) if isinstance(error, Broken) else (problem("", error), "")
+    hint = _hint(s, promise, error, code, own, run) if run else ""
     return Failure(promise.name, call, got, expected, code, hint, problem(call, error), error)
 
 

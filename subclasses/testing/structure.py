@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from subclasses._torch import fake_mode, storage_key
 from subclasses.layout import field_name
 from subclasses.rules.results import describe
 from subclasses.testing import derive
-from subclasses.testing.calls import METADATA_MUTATIONS, MUTATIONS, VIEWS, WHOLE, WRITES, Case
+from subclasses.testing.calls import VIEWS, WRITES, Case
 from subclasses.testing.cases import (
     applicable,
     argument_cases,
@@ -28,8 +27,8 @@ from subclasses.testing.cases import (
     stand_ins,
 )
 from subclasses.testing.contexts import Setting
-from subclasses.testing.errors import Broken, check_that, problem, succeeds, tried
-from subclasses.testing.oracles import by_reference, harmless, step, unchanged
+from subclasses.testing.errors import Broken, check_that, tried
+from subclasses.testing.oracles import by_eager, by_reference, harmless, step, unchanged
 from subclasses.testing.subject import (
     Subject,
     check_attributes,
@@ -47,13 +46,14 @@ from subclasses.testing.subject import (
 # ---- the least -----------------------------------------------------------------------------------------------
 
 
+READ = Case("x.materialize()", lambda x: x.materialize(), marks=("works",))
 READS: dict[str, Callable[[Any], Any]] = {
     "x.shape": lambda x: x.shape,
     "x.dtype": lambda x: x.dtype,
     "x.device": lambda x: x.device,
     "x.requires_grad": lambda x: x.requires_grad,
     "x.__tensor_flatten__()": lambda x: x.__tensor_flatten__(),
-    "x.materialize()": lambda x: x.materialize(),
+    READ.name: READ.run,
     "x.detach().materialize()": lambda x: x.detach().materialize(),
 }
 
@@ -61,8 +61,8 @@ READS: dict[str, Callable[[Any], Any]] = {
 def reads(s: Subject) -> list[Case]:
     """The reads of a value on which every promise relies; the methods of a declared class alone."""
     has = {"()": s.declared, "materialize()": s.has_materialize}
-    cases = [Case(name, run, marks=("works",)) for name, run in READS.items()]
-    return [case for case in cases if all(has[words] for words in has if case.name.endswith(words))]
+    names = [name for name in READS if all(has[words] for words in has if name.endswith(words))]
+    return [Case(name, READS[name], marks=("works",)) for name in names]
 
 
 # ---- flattening ----------------------------------------------------------------------------------------------
@@ -84,19 +84,13 @@ def flatten(s: Subject, case: Case) -> None:
     )
 
 
-ROUND_TRIPS: dict[str, Callable[[Any], Any]] = {
-    "a value": lambda x: x,
-    "x.detach()": lambda x: x.detach(),
-    "x.transpose(0, -1)": lambda x: x.transpose(0, -1),
-    "x[1:]": lambda x: x[1:],
-    "x[..., ::2]": lambda x: x[..., ::2],
-}
-
-
-def round_trips(s: Subject) -> list[Case]:
-    """A value, and the views of it that are of the class."""
-    cases = itertools.starmap(Case, ROUND_TRIPS.items())
-    return [case for case in cases if type(tried_alone(case.run, s.make())[0]) is s.cls]
+ROUND_TRIPS = [
+    Case("a value", lambda x: x),
+    Case("x.detach()", lambda x: x.detach()),
+    Case("x.transpose(0, -1)", lambda x: x.transpose(0, -1)),
+    Case("x[1:]", lambda x: x[1:]),
+    Case("x[..., ::2]", lambda x: x[..., ::2]),
+]
 
 
 @torch.no_grad()
@@ -128,52 +122,39 @@ def check_metadata(s: Subject, case: Case) -> None:
     check_that(hash(one) == hash(other), f"the hash of the equal contexts {one!r} differs")
 
 
-def other_sizes(s: Subject) -> list[Case]:
-    """Values of other sizes."""
-    return [Case("", WHOLE.run, operand=make) for make in derive.sizes(s)]
+SHOWN = Case(
+    "the outside of a value",
+    lambda x: {"shape": list(x.shape), "dtype": x.dtype, "device": x.device},
+    marks=("works",),
+)
 
 
-def sizes(s: Subject, case: Case) -> None:
-    """Compares the contexts of two values, and the size of a value that is put together with the other context."""
-    x, other = s.make(), s.make(case.operand)
+def outsides(s: Subject) -> list[Case]:
+    """The size, dtype and device of a value.
+
+    Raises:
+        Broken: a value that represents its inner tensors has one of another size.
+    """
+    odd = s.odd_sizes() if s.is_mapped else {}
+    words = " and ".join(f"{name} has size {size}" for name, size in odd.items())
+    if odd:
+        raise Broken(f"{words}, the value {list(s.make().shape)}", fault="inner-size")
+    return [SHOWN]
+
+
+def sizes(s: Subject, case: Case, setting: Setting) -> None:
+    """Compares the metadata of values of two sizes, and the outside of one of them with the reference."""
+    by_eager(s, case, setting)
     if s.has_reference:
-        outside(s, case)
-    contexts = [s.context(x), s.context(other)]
-    check_that(contexts[0] == contexts[1], f"the contexts are {contexts[0]!r} and {contexts[1]!r}")
-    back = s.cls.__tensor_unflatten__(s.inners(other), contexts[0], other.size(), other.stride())
-    words = "inner tensors, put together with the equal context of another value"
-    check_attributes(words, back, other, "shape")
+        by_reference(s, SHOWN, Setting(setting.operand))
 
 
-def outside(s: Subject, case: Case) -> None:
-    """Compares the size, dtype and device of a value with the tensors that it represents."""
-    x = s.make(case.operand)
-    if odd := s.odd_sizes() if s.is_mapped else {}:
-        words = " and ".join(f"{name} has size {size}" for name, size in odd.items())
-        raise Broken(f"{words}, the value {list(x.shape)}", fault="inner-size")
-    s.needs("reference")
-    plains, error = tried(s.reference, x)
-    if error is not None:
-        raise Broken(f"of a value of size {list(x.shape)}, {problem('reference=', error)}") from error
-    for plain in plains:
-        check_attributes("what the value shows", x, plain, "shape", "dtype", "device")
-
-
-def without_data(s: Subject, case: Case) -> None:
-    """Flattens a value and unflattens it as a fake, which has no data."""
-    x, mode = s.make(), fake_mode()
-    fake = mode.from_tensor(x)
+def rebuilt_fake(s: Subject) -> Any:
+    """A value that is put together from its parts as a fake, which has no data."""
+    mode = fake_mode()
+    fake = mode.from_tensor(s.make())
     with mode:
-        back = s.unflatten(fake, s.inners(fake))
-    for made in (fake, back):
-        check_attributes("a fake of a value", made, x, "__class__", "shape", "dtype")
-
-
-@torch.no_grad()
-def printing(s: Subject, case: Case) -> None:
-    """Prints a value and its fake."""
-    for x in (s.make(), *([fake_mode().from_tensor(s.make())] if s.traceable else [])):
-        repr(x)
+        return s.unflatten(fake, s.inners(fake))
 
 
 # ---- copies --------------------------------------------------------------------------------------------------
@@ -210,12 +191,6 @@ LOCAL_COPIES = [
 DEEPCOPY = Case("copy.deepcopy(x)", copy.deepcopy, marks=("trains",))
 PICKLED = Case("a pickled value", lambda x: pickle.loads(pickle.dumps(x)))
 FILES = [PICKLED, Case("torch.load(weights_only=True)", _saved)]
-
-
-def files(s: Subject) -> list[Case]:
-    """The copies that go through a file; torch cannot pickle plain float8 tensors."""
-    is_pickled = all(succeeds(PICKLED.run, t) for t in s.inners(s.make().detach()).values())
-    return FILES if is_pickled else FILES[1:]
 
 
 def parameters(s: Subject) -> list[Case]:
@@ -269,25 +244,15 @@ def optimizer(s: Subject, case: Case) -> None:
         check_equal(s, "a parameter after SGD.step()", plains(weight.detach()), expected)
 
 
-def _shown(y: Any) -> list[Any]:
-    return [y.dtype, y.device, list(y.shape)]
-
-
-CONVERSIONS: dict[str, Callable[[Any], Any]] = {
-    **{
-        f"x.to({dtype})": lambda x, dtype=dtype: _shown(x.to(dtype))
+CONVERSIONS = [
+    *(
+        Case(f"x.to({dtype})", lambda x, dtype=dtype: SHOWN.run(x.to(dtype)))
         for dtype in (torch.float64, torch.bfloat16, torch.complex64, torch.int32)
-    },
-    'x.to("meta")': lambda x: _shown(x.to("meta")),
-    "x.to(x.dtype) is x": lambda x: x.to(x.dtype) is x,
-}
+    ),
+    Case('x.to("meta")', lambda x: SHOWN.run(x.to("meta"))),
+    Case("x.to(x.dtype) is x", lambda x: x.to(x.dtype) is x),
+]
 NUMBERS = Case("the numbers of x.to(torch.float64)", lambda x: x.to(torch.float64).to(x.dtype))
-
-
-def conversions(s: Subject) -> list[Case]:
-    """Conversions to a dtype or a device; with a reference, the numbers of one."""
-    has_numbers = s.has_reference and s.dtype.is_floating_point
-    return [*itertools.starmap(Case, CONVERSIONS.items()), *([NUMBERS] if has_numbers else [])]
 
 
 # ---- views -------------------------------------------------------------------------------------------------
@@ -341,20 +306,9 @@ def is_view_of_plain(s: Subject, case: Case) -> bool:
 
 def written_to(case: Case, words: str, write: Callable[[Any], Any]) -> Case:
     """A write to the first result of a case; the case gives the result, its parts are the result and the write."""
-
-    def run(x: Any) -> Any:
-        y = result.run(x)
-        write(y)
-        return y
-
     result = first_of(case)
+    run = lambda x: (y := result.run(x), write(y))[0]  # noqa: E731
     return Case(f"y = {case.name}; {words}", run, parts=(result, Case(words, write)))
-
-
-def mutations(s: Subject) -> list[Case]:
-    """Writes to a value itself."""
-    cases = applicable(s, MUTATIONS | METADATA_MUTATIONS)
-    return [Case(case.name, case.run, parts=(WHOLE, case)) for case in cases]
 
 
 def writes_to_results(s: Subject) -> Iterator[Case]:
@@ -399,13 +353,21 @@ def written(s: Subject, case: Case) -> None:
     check_that(y is not x or out is x, f"{case.name} gave another object than x")
     is_own = type(y) is s.cls
     if is_own:
-        again = f"{case.name}: the view, taken again, does not have what was written to it"
-        check_equal(s, again, result.run(x), y)
-    if s.has_reference and "another value" not in case.name and (is_own or shared_memory(s, y, x)):
+        check_equal(
+            s, f"{case.name}: the view, taken again, does not have what was written to it", result.run(x), y
+        )
+    is_apart = not is_own and y.numel() and not shared_memory(s, y, x)
+    check_that(
+        not (is_apart and y._is_view() and y._base is x),
+        f"{case.name} wrote to a copy that claims to be a view of x: the write is lost",
+    )
+    if s.has_reference and not is_apart and "another value" not in case.name:
         after = Case(f"x after {case.name}", lambda x: (case.run(x), x)[1])
         by_reference(s, after, Setting(lambda: snapshot(s, before)))
-    words = f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed"
-    check_that(x._version != version or not isinstance(y, s.cls), words)
+    check_that(
+        x._version != version or not isinstance(y, s.cls),
+        f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed",
+    )
 
 
 def own_memory(s: Subject, case: Case) -> None:
@@ -436,5 +398,7 @@ def stale_gradients(s: Subject, case: Case) -> None:
     expected = gradients_by([x], y)
     torch.no_grad()(x.mul_)(2)
     got, error = tried(gradients_by, [x], y)
-    words = "y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x"
-    check_that(error is not None or not differs(s, got, expected), words)
+    check_that(
+        error is not None or not differs(s, got, expected),
+        "y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x",
+    )

@@ -171,6 +171,10 @@ FACTS: dict[str, tuple[Callable[[Subject], object], str]] = {
     "rules": (lambda s: s.declared, "only a declared class lists its rules"),
     "metadata": (lambda s: not s.declared or metadata(s.make()), "{s.name} has no metadata"),
     "materialize": (lambda s: hasattr(s.cls, "materialize"), "{s.name} has no materialize()"),
+    "materialize if mapped": (
+        lambda s: hasattr(s.cls, "materialize") or not s.is_mapped,
+        "{s.name} has no materialize()",
+    ),
     "declared materialize": (lambda s: s.has_materialize, "{s.name} has no materialize()"),
     "gradients": (lambda s: is_differentiable(s.make()), "{s.dtype} cannot require grad"),
     "autocast": (lambda s: s.dtype is torch.float32, "autocast leaves {s.dtype} as it is"),
@@ -320,8 +324,8 @@ class Subject:
             # A compiler traces the function, so that it holds no value.
             fields, meta = [f.name for f in self.cls.__spec__.inners if f.attribute in names], metadata(x)
             return lambda *parts: self.cls(**dict(zip(fields, parts, strict=True)), **meta), names
-        takes = lambda: inspect.signature(self.cls.__new__).bind(self.cls, *names)  # noqa: E731
-        if build is None and not self.declared and self.context(x) is None and succeeds(takes):
+        is_bound = succeeds(lambda: inspect.signature(self.cls.__new__).bind(self.cls, *names))
+        if build is None and not self.declared and self.context(x) is None and is_bound:
             build = self.cls
         parts = ", ".join(map(field_name, names))
         skip_unless(build, f"pass construct=, which makes {one_of(self.cls)} from {parts}{wrong}")
@@ -334,8 +338,8 @@ class Subject:
         made, error = tried(self.of_fields, x)
         if error is not None:
             return f": its constructor takes other arguments ({shown(error)})"
-        is_equal = not differs(self, *([*self.inners(y).values()] for y in (made, x)))
-        return "" if is_equal else ": given the fields of a value, its constructor makes another value"
+        words = ": given the fields of a value, its constructor makes another value"
+        return words if differs(self, self.inners(made), self.inners(x)) else ""
 
     def of_fields(self, x: Any, **change: Any) -> Any:
         """A value of a declared class with the fields of another one, some of them changed."""
@@ -375,19 +379,15 @@ class Subject:
 
     @functools.cached_property
     def _packages(self) -> tuple[str, ...]:
-        """The packages of its methods, of a declared class its own too; the outer two names of each, with a dot."""
-        members = [getattr(m, "__func__", m) for b in self.own_bases for m in vars(b).values()]
-        modules = {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)}
-        modules |= {b.__module__ for b in self.own_bases if self.declared}  # its rules are beside it
-        packages = [(m.rpartition(".")[0] or m).split(".")[:2] for m in modules - {""}]
-        return tuple(f"{'.'.join(names)}." for names in packages)
+        """The packages of the class and its bases: the outer two names of each, with a dot."""
+        modules = [b.__module__.rpartition(".")[0] or b.__module__ for b in self.own_bases]
+        return tuple(f"{'.'.join(module.split('.')[:2])}." for module in modules)
 
     @functools.cached_property
     def own_bases(self) -> list[type]:
         """The class and its bases, without the classes of torch and of this package."""
-        known = {*Tensor.__mro__, *TensorSubclass.__mro__}
         bases = [b for b in self.cls.__mro__ if b is self.cls or not b.__module__.startswith("torch.")]
-        return [b for b in bases if b not in known]
+        return [b for b in bases if b not in {*Tensor.__mro__, *TensorSubclass.__mro__}]
 
     def refuses(self, what: str, error: BaseException | None, *, deliberate: bool = True) -> bool:
         """Whether an error is a clean refusal, which is then noted.
@@ -485,8 +485,8 @@ def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
         rtol = torch.finfo(expected.dtype).eps ** 0.75
         finite = torch.where(expected.isfinite(), expected, 0).abs().flatten()
         atol = rtol * float(torch.cat([finite, finite.new_ones(1)]).amax())
-    compare = partial(torch.testing.assert_close, rtol=rtol or 0.0, atol=atol or 0.0, equal_nan=True)
-    _, error = tried(compare, got, expected)
+    options = {"rtol": rtol or 0.0, "atol": atol or 0.0, "equal_nan": True}
+    _, error = tried(partial(torch.testing.assert_close, **options), got, expected)
     check_that(error is None, what, short(str(error).partition("Greatest relative")[0]), "equal numbers")
 
 

@@ -715,5 +715,8 @@ def test_a_size_that_outer_does_not_compute():
     first, *sizes = (of_tensors(Fixed, (rows, 3)) for rows in (4, 5, 7))
     report = examine(first, paths={}, sizes=sizes)
     (found,) = [o for o in report.of("broken") if o.promise.name == "sizes"]
-    assert "of a value of size [4, 3]" in found.detail and "got one of size (5, 3)" in found.detail
+    assert (
+        "expected a tensor of the outer size (4, 3)" in found.detail
+        and "got one of size (5, 3)" in found.detail
+    )
     assert "Or declare the outer size and dtype" in found.mend
