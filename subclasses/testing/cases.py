@@ -274,12 +274,14 @@ def names_of_rules(s: Subject, run: Callable[[], Any]) -> list[str]:
     return list(dict.fromkeys(map(describe, rules)))
 
 
-def few_of_each_rule(s: Subject, cases: Sequence[Case], most: int = 4) -> list[Case]:
-    """The cases, with no more than ``most`` of the calls that the kit makes for the ops of one rule."""
-    made = {case.name for case in cases} - {case.name for case in kit_cases(s) + author_cases(s)}
-    run = {c.name: rules_run(s, lambda c=c: c.run(s.make())) for c in cases if c.name in made}
-    rules = [frozenset(rule for _, rule in run.get(case.name, ())) for case in cases]
-    return [c for i, c in enumerate(cases) if c.name not in made or rules[:i].count(rules[i]) < most]
+@once
+def few_of_each_rule(s: Subject) -> list[Case]:
+    """The accepted cases; below the level ``full``, at most four of the calls that the kit makes for one rule."""
+    usual = {case.name for case in kit_cases(s) + author_cases(s)}
+    made = [c for c in accepted(s) if c.name not in usual and s.options.get("level") != "full"]
+    rules = [frozenset(rule for _, rule in rules_run(s, lambda c=c: c.run(s.make()))) for c in made]
+    left = {case.name for i, case in enumerate(made) if rules[:i].count(rules[i]) >= 4}
+    return [case for case in accepted(s) if case.name not in left]
 
 
 def is_for_op(key: Any) -> bool:
@@ -333,8 +335,8 @@ def _call(
 def _ops_of(key: Any) -> list[OpOverload]:
     """The ops of a rule's key: an op, a packet or a function of torch."""
     name = getattr(key, "__name__", "")
-    owners = ((torch, name), *((getattr(torch, m), name.removeprefix(f"{m}_")) for m in _NAMESPACES))
-    is_of_torch = any(getattr(owner, short, None) is key for owner, short in owners)
+    homes = [(torch, name), *((getattr(torch, m), name.removeprefix(f"{m}_")) for m in _NAMESPACES)]
+    is_of_torch = any(getattr(home, short, None) is key for home, short in homes)
     candidate = getattr(torch.ops.aten, name, None) if is_of_torch else key
     if isinstance(candidate, OpOverloadPacket):
         return ops_of_packet(candidate)

@@ -149,9 +149,9 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         yield error
-        cause = getattr(error, "inner_exception", None) or error.__cause__
         # Dynamo raises its own errors "from None".
-        error = cause or (error.__context__ if type(error).__module__.startswith("torch._dynamo.") else None)
+        hidden = error.__context__ if type(error).__module__.startswith("torch._dynamo.") else None
+        error = getattr(error, "inner_exception", None) or error.__cause__ or hidden
 
 
 def short(text: str) -> str:

@@ -24,12 +24,10 @@ from subclasses.testing.cases import (
     ones_for,
     plains_of,
     recorded,
-    records_on,
     stand_ins,
 )
-from subclasses.testing.contexts import Setting, two
+from subclasses.testing.contexts import Setting
 from subclasses.testing.errors import Broken, check_that, skip_unless, succeeds, tried
-from subclasses.testing.oracles import pair_cases
 from subclasses.testing.subject import (
     Subject,
     check_attributes,
@@ -40,19 +38,7 @@ from subclasses.testing.subject import (
     once,
     seed,
     snapshot,
-    tried_alone,
 )
-
-# ---- autograd ----------------------------------------------------------------------------------------------
-
-
-@once
-def differentiable(s: Subject) -> list[Case]:
-    """The recorded cases that have a gradient in eager mode."""
-    return [
-        case for case in recorded(s) if succeeds(lambda c=case: gradients_by([x := s.trainable()], c.run(x)))
-    ]
-
 
 # ---- by values and plain operands, compared with the reference -------------------------------------------------
 
@@ -84,12 +70,6 @@ def by_gradients(s: Subject, case: Case, setting: Setting, *, of_operands: bool 
         else:
             check_attributes(f"the gradient of {what}", g, x, "shape")
             _check_meaning(s, f"the gradient of {what} is wrong", None if of_operands else x, g, wanted)
-
-
-def recorded_pairs(s: Subject) -> list[Case]:
-    """The calls of two values with a derivative that the class takes."""
-    takes = lambda case: tried_alone(lambda: case.run(two(s)))[1] is None  # noqa: E731
-    return [case for case in pair_cases(s) if records_on(plains_of(s, two(s)), case) and takes(case)]
 
 
 def _check_meaning(s: Subject, what: str, x: Any, got: Any, wanted: Sequence[Tensor]) -> None:

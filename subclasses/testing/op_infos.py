@@ -82,9 +82,11 @@ def sweep(
     return verdicts
 
 
-def samples_of(s: Subject, ops: Collection[str] | str, most: int = 1) -> Iterator[Case]:
-    """Up to ``most`` sample inputs of each op."""
+def samples_of(s: Subject, ops: Any, most: int = 1) -> Iterator[Case]:
+    """Up to ``most`` sample inputs of each op that ``ops`` names: else of the common ops where ``wrap`` is derived."""
     wrap = derive.wrap(s)
+    if ops is None or isinstance(ops, Mapping):
+        ops = "all" if s.options.get("wrap") else _COMMON
     entries, error = tried(op_infos)
     skip_unless(error is None, f"PyTorch's OpInfo list needs numpy and expecttest: {error}")
     dtype, few = s.reference(s.make())[0].dtype, ops is _COMMON
@@ -129,14 +131,6 @@ def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:
     parts = [t.clone() for t in inputs]
     first = parts[0] if isinstance(sample.input, Tensor) else type(sample.input)(parts)
     return entry.op(first, *sample.args, **sample.kwargs)
-
-
-def promised_samples(s: Subject) -> Iterator[Case]:
-    """A sample of each op that ``ops=`` names: of the common ops where ``wrap`` is derived, else of all."""
-    ops = s.options.get("ops")
-    if ops is None or isinstance(ops, Mapping):
-        ops = "all" if s.options.get("wrap") else _COMMON
-    return samples_of(s, ops)
 
 
 def on_sample(s: Subject, case: Case) -> None:

@@ -16,10 +16,17 @@ from torch import Tensor
 
 from subclasses.testing import derive
 from subclasses.testing.calls import CLONE, VIEWS, WHOLE, Case
-from subclasses.testing.cases import accepted, applicable, few_of_each_rule, live, ones_for
+from subclasses.testing.cases import (
+    accepted,
+    applicable,
+    few_of_each_rule,
+    gradients_by,
+    live,
+    ones_for,
+    recorded,
+)
 from subclasses.testing.contexts import Nest, Setting, under, with_nests
 from subclasses.testing.errors import Broken, problem, skip_unless, succeeds, tried
-from subclasses.testing.gradients import differentiable
 from subclasses.testing.oracles import by_eager
 from subclasses.testing.structure import Holder, is_view_of_plain
 from subclasses.testing.subject import Compile, Factory, Subject
@@ -93,12 +100,8 @@ def group(s: Subject, cases: Sequence[Case]) -> Case:
 
 
 def groups(s: Subject, most: int | None = None) -> list[Case]:
-    """The calls that are not views, all together; an op that writes to the value gets one of its own.
-
-    Below the level ``full``, a few calls for each rule represent the calls that the kit makes for its ops.
-    """
-    cases = [c for c in accepted(s) if c.name not in VIEWS and not is_view_of_plain(s, c)] or [CLONE]
-    cases = cases if s.options.get("level") == "full" else few_of_each_rule(s, cases)
+    """The calls that are not views, all together; an op that writes to the value gets one of its own."""
+    cases = [c for c in few_of_each_rule(s) if c.name not in VIEWS and not is_view_of_plain(s, c)] or [CLONE]
     writing = [c for c in cases if c.name.partition(".")[0].endswith("_")]
     rest = [c for c in cases if c not in writing]
     return [group(s, cases) for cases in (rest[:most], *([c] for c in writing)) if cases]
@@ -150,7 +153,7 @@ def tangents(s: Subject) -> list[Case]:
     Raises:
         Skipped: there is none in eager mode.
     """
-    cases = differentiable(s)[:6]
+    cases = [c for c in recorded(s) if succeeds(lambda c=c: gradients_by([x := s.trainable()], c.run(x)))][:6]
     skip_unless(cases, "no differentiable op is known to work in eager mode")
 
     @torch.enable_grad()
@@ -229,7 +232,7 @@ def other_sizes(s: Subject) -> list[Case]:
     asks = s.options.get("sizes") and all(
         _vary_alike(first, second, other) for first, second, *others in by_tensor for other in others
     )
-    return in_turn(s, "values of several sizes", factories, 2 if asks else len(factories))
+    return in_turn(s, "values of several sizes", factories[1:], 2 if asks else None)
 
 
 def _vary_alike(first: torch.Size, second: torch.Size, other: torch.Size) -> bool:
@@ -239,14 +242,10 @@ def _vary_alike(first: torch.Size, second: torch.Size, other: torch.Size) -> boo
     )
 
 
-def other_metadata(s: Subject) -> list[Case]:
-    """Values of several kinds of metadata in turn, and the first one again."""
-    factories = [s.factory, *derive.variants(s), s.factory]
-    return in_turn(s, "values with other metadata", factories, len(factories))
-
-
 @torch.no_grad()
-def in_turn(s: Subject, name: str, factories: Sequence[Factory], compiles: int) -> list[Case]:
-    """Some calls on values of several factories."""
-    cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(s.make(f)) for f in factories])][:8]
-    return [program(s, name, together(cases), *(partial(s.make, f) for f in factories), compiles=compiles)]
+def in_turn(s: Subject, name: str, others: Sequence[Factory], compiles: int | None = None) -> list[Case]:
+    """Some calls on a value and on values of other factories; the first ``compiles`` may compile a program."""
+    makes = [s.factory, *others]
+    cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(s.make(make)) for make in makes])][:8]
+    operands = [partial(s.make, make) for make in makes]
+    return [program(s, name, together(cases), *operands, compiles=compiles or len(makes))]

@@ -15,10 +15,12 @@ from subclasses.testing.cases import (
     functional_cases,
     kit_cases,
     own_methods,
+    plains_of,
     recorded,
+    records_on,
     rules_tried,
 )
-from subclasses.testing.contexts import CONTEXTS, EXPORT, INDUCTOR, Setting, under
+from subclasses.testing.contexts import CONTEXTS, EXPORT, INDUCTOR, Setting, two, under
 from subclasses.testing.errors import succeeds
 from subclasses.testing.oracles import by_eager, by_reference
 from subclasses.testing.programs import RETURNED, program, written_views
@@ -582,7 +584,11 @@ PROMISES = [
         "The gradient of an op on two values by each of them means the gradient by the tensor that it represents.",
         level="gradients",
         needs=("reference", "gradients"),
-        cases=gradients.recorded_pairs,
+        cases=lambda s: [
+            case
+            for case in oracles.pair_cases(s)
+            if records_on(plains_of(s, two(s)), case) and tried_alone(lambda c=case: c.run(two(s)))[1] is None
+        ],
         context=CONTEXTS["two values"],
         oracle=gradients.by_gradients,
         mend=f"{_BOTH}. {_DERIVATIVE}",
@@ -750,7 +756,7 @@ PROMISES = [
         "A value with other metadata does not run a program that was compiled for another.",
         level="gradients",
         needs=("flatten",),
-        cases=programs.other_metadata,
+        cases=lambda s: programs.in_turn(s, "values with other metadata", [*derive.variants(s), s.factory]),
         context=under(),
         oracle=programs.by_compiler,
         mend=(
@@ -822,7 +828,7 @@ PROMISES = [
         "op_infos_agree",
         "Each op on PyTorch's own sample inputs returns the result of the reference, or is refused.",
         level="gradients",
-        cases=op_infos.promised_samples,
+        cases=lambda s: op_infos.samples_of(s, s.options.get("ops")),
         oracle=op_infos.on_sample,
         mend="write a rule for the op that computes what its reference does, or refuse the op",
     ),

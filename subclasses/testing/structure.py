@@ -102,11 +102,10 @@ def round_trip(s: Subject, case: Case) -> None:
     for name, inner in s.inners(value).items():
         is_same = getattr(back, name) is inner or not inner.numel()
         check_that(is_same, f"the inner tensor {field_name(name)} came back as another tensor")
-    restored, plain = vars(back), {n: v for n, v in vars(value).items() if not isinstance(v, Tensor)}
     lost = [
-        f"{n} ({v!r}, afterwards {restored.get(n)!r})"
-        for n, v in plain.items()
-        if n not in restored or restored[n] != v
+        f"{n} ({v!r}, afterwards {vars(back).get(n)!r})"
+        for n, v in vars(value).items()
+        if not isinstance(v, Tensor) and (n, v) not in vars(back).items()
     ]
     loss = f", where the flatten context {s.context(value)!r} loses {' and '.join(lost)}" if lost else ""
     check_equal(s, f"the tensor that {what} represents{loss}", s.meaning(back), s.meaning(value))
@@ -135,9 +134,8 @@ def outsides(s: Subject) -> list[Case]:
     Raises:
         Broken: a value that represents its inner tensors has one of another size.
     """
-    odd = s.odd_sizes() if s.is_mapped else {}
-    words = " and ".join(f"{name} has size {size}" for name, size in odd.items())
-    if odd:
+    words = " and ".join(f"{name} has size {size}" for name, size in s.odd_sizes.items())
+    if words:
         raise Broken(f"{words}, the value {list(s.make().shape)}", fault="inner-size")
     return [SHOWN]
 

@@ -204,6 +204,7 @@ class Subject:
         has_materialize: whether it is one with a ``materialize()``.
         is_mapped: whether a value represents its inner tensors. It does under "map", if the class has no rules and all
             inner tensors have one dtype.
+        odd_sizes: the sizes of such inner tensors that have another one than the value.
         plain_of: returns the plain tensor, or tensors, that a value represents; None for a class without a reference.
         derived: the options that were not passed, and how the kit replaced them.
         refused: the calls that the class refused in the check in progress, each with its message.
@@ -227,11 +228,9 @@ class Subject:
         given = options.get("reference")
         maps = self.declared and self.cls._traits.is_mapped and given is None and not all_rules(self.cls)
         self.is_mapped = maps and {t.dtype for _, t in self.inner_fields(x)} == {x.dtype}
-        of_inners = (
-            None
-            if self.is_mapped and self.odd_sizes()
-            else lambda x: tuple(t for _, t in self.inner_fields(x))
-        )
+        sizes = {f.name: list(t.shape) for f, t in self.inner_fields(x)} if self.is_mapped else {}
+        self.odd_sizes = {name: size for name, size in sizes.items() if size != list(x.shape)}
+        of_inners = None if self.odd_sizes else lambda x: tuple(t for _, t in self.inner_fields(x))
         self.plain_of: Any = given or (
             of_inners if self.is_mapped else getattr(self.cls, "materialize", None)
         )
@@ -366,11 +365,6 @@ class Subject:
         """The plain tensors that a value represents; none without a reference."""
         return self.reference(x) if self.has_reference else ()
 
-    def odd_sizes(self) -> dict[str, list[int]]:
-        """The sizes of the inner tensors that have another one than the value."""
-        x = self.make()
-        return {f.name: list(t.shape) for f, t in self.inner_fields(x) if t.shape != x.shape}
-
     # ---- judging -------------------------------------------------------------------------------------------
 
     def is_own(self, frame: FrameType) -> bool:
@@ -413,8 +407,7 @@ class Subject:
 
 def metadata(x: Any) -> dict[str, Any]:
     """The static and dynamic fields of a value of a declared class."""
-    spec = type(x).__spec__
-    return {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
+    return {f.name: getattr(x, f.name) for f in (*type(x).__spec__.statics, *type(x).__spec__.dynamics)}
 
 
 # ---- comparisons -----------------------------------------------------------------------------------------------
