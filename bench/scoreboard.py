@@ -108,9 +108,9 @@ of these classes serve inference in one kind of layer, and claim no more.
 torchao or PyTorch has reviewed them. A maintainer of the library should run each program, and may call the result
 intended: the entry then becomes a refusal. Views in inference mode fail in PyTorch's own code for wrapper subclasses.
 
-Of the classes of this project, each difference that the kit finds counts as broken. Ragged tensors share offsets or
-lengths with their copies, and a `JaggedTensor` copies where a dense tensor has a view. [Their own tests](jagged.md)
-compare them with a loop over rows.
+Of the classes of this project, each difference that the kit finds counts as broken. A slice of a `JaggedTensor` shares
+its values, and PyTorch does not record it as a view, since its offsets are new. [Its own tests](jagged.md) compare it
+with a loop over rows.
 
 Four classes are missing. torchao's `Int4Tensor` needs the package `mslk`. The kit cannot read a `DTensor`, whose
 `__tensor_flatten__` names a `DeviceMesh`, and a jagged `NestedTensor`, whose copies each have another symbolic size.

@@ -279,16 +279,28 @@ def _slopes(s: Subject, at: Callable[[Any], Any], run: Callable[[Any], Any]) -> 
 
 
 def _real_parts(s: Subject, result: Any) -> Iterator[Tensor]:
-    """The plain floating point tensors that results represent: materialize(), or the inner tensors, to any depth."""
+    """The plain floating point tensors that results represent: materialize(), or the inner tensors, to any depth.
+
+    Of a class without materialize(), they are the result of ``reference=``, if autograd records it: inner tensors may
+    hold numbers that a value does not represent.
+    """
     for t in (leaf for leaf in leaves(result) if isinstance(leaf, Tensor) and is_differentiable(leaf)):
         value: Any = t
-        if isinstance(t, TensorSubclass):
+        if isinstance(t, TensorSubclass) and not (type(t) is s.cls and _is_recorded(s)):
             is_shown = value.__spec__.has_materialize
             yield from _real_parts(s, [value.materialize()] if is_shown else [*value.unwrap()])
         elif isinstance(t, s.cls):
             yield from _real_parts(s, [*s.reference(t)])
         else:
             yield torch.view_as_real(t.resolve_conj()) if t.is_complex() else t
+
+
+@once
+@torch.enable_grad()
+def _is_recorded(s: Subject) -> bool:
+    """Whether autograd records the given ``reference=`` of a class without materialize()."""
+    plains, _ = tried(s.reference, s.trainable())
+    return not s.has_materialize and bool(live(list(plains or ())))
 
 
 def _are_close(s: Subject, got: float, expected: float) -> bool:

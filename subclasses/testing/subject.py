@@ -359,7 +359,11 @@ class Subject:
 
     def references(self, result: Any, count: int) -> tuple[Any, ...]:
         """The plain tensors that a result represents; a plain result is repeated for each of ``count`` tensors."""
-        return self.reference(result) if isinstance(result, self.cls) else (result,) * count
+        if isinstance(result, self.cls):
+            return self.reference(result)
+        # A value of another declared class may have the method that the reference calls.
+        plain = tried(self.reference, result)[0] if isinstance(result, TensorSubclass) else None
+        return plain or (result,) * count
 
     def meaning(self, x: Any) -> tuple[Tensor, ...]:
         """The plain tensors that a value represents; none without a reference."""
