@@ -35,6 +35,7 @@ from subclasses.spec.values import (
     PLAIN,
     dynamic_ints,
     inner_tensors,
+    is_declared,
     is_differentiable,
     known_to_differ,
     with_inners,
@@ -250,6 +251,11 @@ class Like:
             return torch.full(self.size, number, dtype=self.dtype, device=self.device)
         if number == 0:
             return _zero_like(self.wrapper)
+        if is_declared(self.wrapper):
+            inners = (
+                Like(t).filled(number) if is_differentiable(t) else t for t in inner_tensors(self.wrapper)
+            )
+            return with_inners(self.wrapper, inners)
         return self.wrapper.new_full((), number).expand(self.size)
 
 

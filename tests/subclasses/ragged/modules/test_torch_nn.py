@@ -145,8 +145,11 @@ def test_time_major_goes_back():
     swapped = x.transpose(0, 1)
     assert type(swapped) is TimeMajor and torch.equal(swapped.to_dense(2), x.to_dense(2).transpose(0, 1))
     assert [swapped.shape, swapped.transpose(1, 0).shape] == [(7, 4, DIM), x.shape]
-    (gradient,) = torch.autograd.grad(swapped.swapaxes(0, 1).values.sum(), x)
-    assert torch.equal(gradient.values, torch.ones_like(gradient.values))
+    gradients = [
+        *torch.autograd.grad(swapped.swapaxes(0, 1).values.sum(), x),
+        *torch.autograd.grad(x.transpose(0, 1), x, torch.ones(7, 4, DIM)),
+    ]
+    assert all(torch.equal(g.values, torch.ones_like(g.values)) for g in gradients)
 
 
 # ---- recurrences ---------------------------------------------------------------------------------------------
