@@ -684,6 +684,10 @@ CHECKS = {
     ),
     "TreeSpec": gives(lambda: isinstance(_torch.tree_flatten(TREE)[1], _torch.TreeSpec), True),
     "tree_flatten": gives(lambda: _torch.tree_flatten(TREE)[0], [1, None]),
+    "tree_flatten_with_path": gives(
+        lambda: [leaf for _, leaf in _torch.tree_flatten_with_path(TREE)[0]], [1, None]
+    ),
+    "tree_leaves": gives(lambda: _torch.tree_leaves([TREE, 2]), [1, None, 2]),
     "tree_map": gives(
         lambda: (
             _torch.tree_map(lambda v: v + 1, (1, [2])),
