@@ -209,6 +209,7 @@ class Subject:
         derived: the options that were not passed, and how the kit replaced them.
         refused: the calls that the class refused in the check in progress, each with its message.
         wrong_values: names of the calls that give other numbers than the reference.
+        usual: the function of a case -> its result in eager mode, with which several promises compare.
     """
 
     @undisturbed()
@@ -236,6 +237,7 @@ class Subject:
         )
         self.has_reference = self.plain_of is not None
         self.derived, self.refused, self.wrong_values = dict[str, str](), list[tuple[str, str]](), set[str]()
+        self.usual = dict[Any, Any]()
 
     # ---- values --------------------------------------------------------------------------------------------
 
