@@ -211,6 +211,11 @@ def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:
     return t.resolve_conj().resolve_neg() if t.is_conj() or t.is_neg() else t
 
 
+def is_graph_argument(t: torch.Tensor) -> bool:
+    """Whether a tensor is an argument of a graph that AOTAutograd traces, with a node whatever the argument has."""
+    return type(t.grad_fn) is torch._C._functions.Error  # type: ignore[attr-defined]
+
+
 def backward_node() -> str:
     """Returns the name of the autograd node that runs, such as "AsStridedBackward0"; "" if none does."""
     node = torch._C._current_autograd_node()  # the public way to it is a hook

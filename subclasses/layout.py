@@ -28,6 +28,10 @@ RAW = "_raw_"
 # The attribute of a value of a representation that a rule for an op made (:mod:`subclasses.autograd.by_formula`).
 BY_FORMULA = "_by_formula"
 
+# The attribute of an argument of a graph with the inner tensors that the graph reads: a set of attributes, which nodes
+# of the autograd graph share, since a read may come after an op that takes the whole value.
+READS = "_reads"
+
 
 def field_name(attribute: str) -> str:
     """Returns the name of the field whose inner tensor an attribute holds."""

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from subclasses._torch import any_requires_grad, apply_function, is_recording, skip_frames
 from subclasses._torch_capture import is_exporting
-from subclasses._torch_tracing import leave_in_graph, without_lazy_bits
+from subclasses._torch_tracing import is_graph_argument, leave_in_graph, without_lazy_bits
 from subclasses.autograd import gradient_errors as errors
 from subclasses.autograd.calling import in_rule
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import BY_FORMULA, RAW, Layout, are_alike, cotangent_layout, with_nested
+from subclasses.layout import BY_FORMULA, RAW, READS, Layout, are_alike, cotangent_layout, with_nested
 from subclasses.spec.values import (
     PLAIN,
     dynamic_ints,
@@ -317,7 +317,8 @@ class Operand(torch.autograd.Function):
     """A value as the operand of an op by formula; the backward converts the plain gradient of the op to a cotangent.
 
     All gradients of a value are cotangents then, which the engine adds, and which follow from the inner tensors that
-    the op read.
+    the op read. An argument of a graph may be a leaf: if leaves have plain gradients, and the graph reads no inner
+    tensor of it, its gradient stays plain.
     """
 
     jvp = staticmethod(errors.refuse_forward_mode)
@@ -333,13 +334,15 @@ class Operand(torch.autograd.Function):
         (x,) = inputs
         ctx.set_materialize_grads(False)
         ctx.layout, ctx.dynamics = x.__dict__["_layout"], dynamic_ints(x)
+        is_plain_leaf = not type(x)._traits.has_leaf_cotangents and is_graph_argument(x)
+        ctx.reads = x.__dict__.setdefault(READS, set()) if is_plain_leaf else None
         ctx.save_for_backward(*inner_tensors(x))
 
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> Any:
         """Returns a cotangent of the class; one that is to be differentiated again stays a function of the value."""
         cls = ctx.layout.cls
-        if cotangent is None or torch.is_grad_enabled():
+        if cotangent is None or torch.is_grad_enabled() or ctx.reads == set():
             return cotangent
         cotangent = as_gradient(cls, cotangent)
         if isinstance(cotangent, cls):
@@ -396,6 +399,8 @@ def unwrap_recorded(x: Any, names: tuple[str, ...], *, written: bool = False) ->
     wanted = tuple(
         [n for n in names if (t := stored[n]) is not None and (t.is_floating_point() or t.is_complex())]
     )
+    if wanted and stored[wanted[0]].__class__ is not Tensor and is_graph_argument(x):
+        stored.setdefault(READS, set()).update(wanted)
     unwrapped = apply_function(Unwrap, x, wanted, written) if wanted else ()
     if wanted == names:
         return unwrapped

@@ -852,6 +852,15 @@ CHECKS = {
         ),
         ([False, True, True, False], True, False),
     ),
+    # As AOTAutograd makes the arguments of a graph.
+    "is_graph_argument": gives(
+        lambda: [
+            *map(_torch_tracing.is_graph_argument, (LEAF, LEAF.exp())),
+            torch._mirror_autograd_meta_to(LEAF, t := torch.ones_like(LEAF.detach())),
+            (t.is_leaf, _torch_tracing.is_graph_argument(t)),
+        ],
+        [False, False, None, (False, True)],
+    ),
     "is_compiling_here": is_compiling_here,
     "is_transient_here": gives(
         lambda: answers(lambda _: _torch_tracing.is_transient_here(), in_vmap, within(Seeing)),

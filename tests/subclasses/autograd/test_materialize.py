@@ -10,7 +10,7 @@ from torch import nn
 
 from subclasses import Outer, inner
 from tests import doors
-from tests.subclasses.subjects import LowRank, declare
+from tests.subclasses.subjects import LowRank, Scaled, declare
 from tests.tables import giving, raising
 
 DOORS = {name: partial(door, fullgraph=True) for name, door in doors.DOORS.items()}
@@ -66,7 +66,11 @@ def weighted(t):
     return (t * FIXED.materialize()).sum()
 
 
-FIXED, BATCH = fixed(), torch.arange(6.0).reshape(3, 2)
+scaled, FIXED, BATCH = (
+    partial(lambda: Scaled(torch.ones(2), torch.tensor(3.0)).requires_grad_()),
+    fixed(),
+    torch.arange(6.0).reshape(3, 2),
+)
 test_gradients = giving(
     {
         "of what a rule made": (gradients_of_product, ([2, 3], [1, 2])),
@@ -74,6 +78,12 @@ test_gradients = giving(
         "of a copy": (
             lambda: torch.autograd.grad(FIXED.clone().square().sum(), FIXED)[0].tolist(),
             [2, 4],
+        ),
+        "plain, of an argument of stock torch.compile": (
+            lambda: torch.autograd.grad(
+                torch.compile(lambda x: x * 2 + x, backend="aot_eager")(x := scaled()).sum(), x
+            )[0].tolist(),
+            [3, 3],
         ),
         "vmap, a value from outside": (lambda: torch.vmap(weighted)(BATCH).tolist(), [2, 8, 14]),
         "grad, a value from outside": (lambda: torch.func.grad(weighted)(BATCH[1]).tolist(), [1, 2]),
