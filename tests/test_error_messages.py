@@ -506,6 +506,7 @@ DISPATCH += [
     (lambda: rows() + rows().unsqueeze(1), "rows-apart", ["aten.add.Tensor", "unsqueeze"]),
     (writes_beside_a_slice, "write-shared", ["JaggedTensor", "clone()"]),
     (lambda: [x := rows(), x[::2].mul_(2)], "write-lost", ["x[index] = value", "clone()"]),
+    (lambda: [x := rows()[::2], x[::2].mul_(2)], "write-lost", ["x[index] = value", "clone()"]),
     (
         lambda: [x := rows(), x[:, 1::2][::2].transpose(1, 2)[:, 0].zero_()],
         "write-lost",
