@@ -44,7 +44,7 @@ def sharing(x: Any, of: Any) -> Any:
 def copied(x: Any, of: Any) -> Any:
     """Records that ``x`` is a copy of a slice of another tensor, and returns ``x``."""
     root = _root(of)
-    _sources[x] = [*_sources.get(root, ()), weakref.ref(root)]
+    _sources[x] = [*(_sources.get(root) or ()), weakref.ref(root)]
     return x
 
 
@@ -62,7 +62,7 @@ def _sharers(root: Any, but: Any = None) -> list[Any]:
 def check_writable(x: Any, func: Any, *operands: Any) -> None:
     """Raises if a write would be lost, or if autograd would record a write to values that other tensors share."""
     root, base = _root(x), x._base if x._is_view() else x
-    is_copy = any(source() is not None for source in _sources.get(root, ()))
+    is_copy = any(source() is not None for source in (_sources.get(root) or ()))
     is_shared = (root is not base or _sharers(root, base)) and checks.is_recorded(x, *operands)
     if not (is_copy or is_shared) or hasattr(
         x._raw_values, "fake_mode"
