@@ -76,15 +76,15 @@ def by_reference(s: Subject, case: Case, setting: Setting, *, rounded: bool = Fa
 def by_eager(s: Subject, case: Case, setting: Setting, usual: str = "the usual call") -> None:
     """Compares with the usual call in eager mode."""
     known = s.usual if setting.usual is None else {}
-    works, expected = True, known.get(case.run)
     if case.run not in known:
-        works, expected = s.works(case.name, lambda: case.run((setting.usual or s.make)()))
-    if works:
-        known[case.run] = expected
-        with setting.mode():
-            got = case.run(setting.operand())
-        what = f"{case.name}{setting.words} is not what {usual} gives"
-        check_equal(s, what, setting.read(got), setting.read(expected))
+        works, result = s.works(case.name, lambda: case.run((setting.usual or s.make)()))
+        if not works:
+            return
+        known[case.run] = result
+    with setting.mode():
+        got = case.run(setting.operand())
+    what = f"{case.name}{setting.words} is not what {usual} gives"
+    check_equal(s, what, setting.read(got), setting.read(known[case.run]))
 
 
 @torch.no_grad()
