@@ -212,7 +212,10 @@ def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:
 
 
 def is_graph_argument(t: torch.Tensor) -> bool:
-    """Whether a tensor is an argument of a graph that AOTAutograd traces, with a node whatever the argument has."""
+    """Whether a tensor is an argument of a graph that AOTAutograd traces.
+
+    Such a tensor is never a leaf: AOTAutograd gives it a placeholder node, also where the argument is a leaf.
+    """
     return type(t.grad_fn) is torch._C._functions.Error  # type: ignore[attr-defined]
 
 

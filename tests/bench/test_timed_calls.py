@@ -9,7 +9,18 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import desugar
-from bench import attention_dropout, bags, dtensors, floor, goals, kinds, long_rows, memory, programs
+from bench import (
+    attention_dropout,
+    bags,
+    dtensors,
+    floor,
+    goals,
+    kinds,
+    long_rows,
+    memory,
+    programs,
+    ragged_host,
+)
 from bench.timing import Timing
 from subclasses.ragged import JaggedTensor
 
@@ -81,18 +92,20 @@ def test_batches_of_every_kind_have_one_loss(eager_only):
     long_rows.check_equal(steps)
     with pytest.raises(ValueError, match="expected equal losses"):
         long_rows.check_equal(steps | {("another", "eager"): lambda: 0.0})
-    timings = {name: Timing(1e3, 1e3, 1e3) for name in steps}
-    found = long_rows.rows_of(timings, 0.3, 4)
+    found = long_rows.rows_of({name: Timing(1e3, 1e3, 1e3) for name in steps}, 0.3, 4)
     assert {row.name for row in found} >= set(goals.LONG_ROWS)
     assert {row.timing.median for row in found} == {1.0}
+
+
+def test_gradients_of_each_class_on_uneven_rows_are_equal(eager_only):
+    ragged_host.check_equal(ragged_host.make_steps())
 
 
 def test_rows_in_tables_by_length_are_all_there():
     rows = long_rows.draw_rows(12)
     tables = long_rows.by_length(rows)
     assert sum(share for share, _ in tables) == pytest.approx(1)
-    assert sum(len(tokens.lengths) for _, (tokens, _) in tables) == 12
-    assert 1 < len(tables) <= 4
+    assert sum(len(tokens.lengths) for _, (tokens, _) in tables) == 12 and 1 < len(tables) <= 4
     for _, (tokens, targets) in tables:
         assert torch.equal(tokens.lengths, targets.lengths)
         for row, following in zip(tokens.to_tensors(), targets.to_tensors(), strict=True):
